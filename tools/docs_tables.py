@@ -14,7 +14,6 @@ from logquarry.format import (
     frame,
     index,
     queue_entry,
-    state_table,
     timer,
 )
 from logquarry.format.fields import Layout
@@ -76,7 +75,7 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     ),
     (
         "State table entry (3.x)",
-        (state_table.LAYOUT,),
+        (queue_entry.STATE_LAYOUT,),
         "The redo log of 3.x has consume queue entries ([dialect-3.1.md](dialect-3.1.md)). The "
         "tags code is -1 for a PREPARED message. For a COMMIT or ROLLBACK message, the tags code "
         "is the physical offset of the PREPARED frame.",

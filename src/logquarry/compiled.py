@@ -24,7 +24,6 @@ MODULES: Final = (
     "message_call",
     "log.lost_pages",
     "disk.file_place",
-    "read.live_bounds",
     "read.got_fields",
     "read.get_kernel",
     "write.put_parts",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from logquarry import arguments
 from logquarry.errors import UsageError
-from logquarry.format import batch, index, java, queue_entry, state_table
+from logquarry.format import batch, index, java, queue_entry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +81,7 @@ class LayoutConfig:
     @property
     def state_table_file_size(self) -> int | None:
         """Bytes of a state table file, rounded up to whole entries."""
-        return _whole_entries(self.tran_state_table_mapped_file_size, state_table.UNIT_SIZE)
+        return _whole_entries(self.tran_state_table_mapped_file_size, queue_entry.STATE_SIZE)
 
     @property
     def redo_log_file_size(self) -> int | None:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from logquarry.format import batch, java, message_id, sys_flag
+from logquarry.format import batch, java, sys_flag
 from logquarry.format import properties as props
-from logquarry.format.frame import Frame
+from logquarry.format.frame import Frame, encode_id, host_text
 from logquarry.format.sys_flag import DEFAULT_LIMIT, decompress
 
 _DEFAULT_LEVELS_MS = props.parse_levels(props.DEFAULT_LEVELS)
@@ -68,7 +68,7 @@ class StoredMessage:
     @cached_property
     def message_id(self) -> str:
         """Store host and physical offset in upper-case hex."""
-        return message_id.encode(self.frame.store_host, self.frame.physical_offset)
+        return encode_id(self.frame.store_host, self.frame.physical_offset)
 
     @property
     def store_timestamp(self) -> int:
@@ -83,12 +83,12 @@ class StoredMessage:
     @cached_property
     def born_host(self) -> str:
         """The producer, ``ip:port`` or ``[ip]:port``."""
-        return message_id.host_text(self.frame.born_host)
+        return host_text(self.frame.born_host)
 
     @cached_property
     def store_host(self) -> str:
         """The broker, ``ip:port`` or ``[ip]:port``."""
-        return message_id.host_text(self.frame.store_host)
+        return host_text(self.frame.store_host)
 
     @property
     def sys_flag(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from logquarry.log import json_lines
+from logquarry.log import exported
 from logquarry.log.codec import Rows
 from tests.helpers.command import jsonl, run
 
@@ -67,7 +67,7 @@ def test_interrupted(small_store: Path, tmp_path: Path, monkeypatch: pytest.Monk
         yield rows, ["{}"]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(json_lines, "line_parts", interrupted)
+    monkeypatch.setattr(exported, "line_parts", interrupted)
     result = run("export", small_store, "--to", target, "--format", "jsonl", code=130)
     assert "interrupted" in result.stderr
     assert target.read_text() == "before\n"

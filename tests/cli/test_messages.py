@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from logquarry.log import columns, json_lines
+from logquarry.log import columns, exported
 from logquarry.log.columns import Decoding
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader, Run
@@ -208,13 +208,13 @@ def test_lines_are_the_reference_s(golden: Path) -> None:
                 continue
             reference = columns.messages(event.window, event.rows, decoding)
             for words in (None, "hosts", "properties", "body,hosts"):
-                hidden = json_lines.redaction(words)
-                parts = json_lines.line_parts(event.window, event.rows, decoding, hidden)
+                hidden = exported.redaction(words)
+                parts = exported.line_parts(event.window, event.rows, decoding, hidden)
                 lines = [line for _, found in parts for line in found]
                 for line, message in zip(lines, reference, strict=True):
-                    document = json_lines.redacted(message.to_json(), hidden)
+                    document = exported.redacted(message.to_json(), hidden)
                     assert list(json.loads(line).items()) == list(document.items())
-                    assert line == json_lines.line(document)
+                    assert line == exported.line(document)
 
 
 # ------------------------------------------------------------------------------------- terminals

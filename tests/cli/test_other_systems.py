@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from logquarry.log.store_names import absolute
+from logquarry.log.location import absolute
 from tests.helpers import other_system
 from tests.helpers.command import run
 

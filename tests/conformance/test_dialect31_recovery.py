@@ -12,7 +12,7 @@ import pytest
 from logquarry.config import StoreConfig
 from logquarry.dialect31.open_transactions import read_redo, read_table
 from logquarry.dialect31.prepared import TransactionEnd
-from logquarry.format import state_table
+from logquarry.format import queue_entry
 from logquarry.log.layout import StoreLayout
 from logquarry.message import Message
 from logquarry.repair.recover.recover import recover
@@ -153,7 +153,7 @@ def test_the_command_recovers_them_without_settings(
     }
     recover(root, apply=True, config=StoreConfig.from_mapping(sizes))
     table = read_table(StoreLayout.open(root))
-    states = table.units["state"] == state_table.STATES[0]
+    states = table.units["state"] == queue_entry.STATES[0]
     assert set(table.units["physical_offset"][states].tolist()) == log_of(scenario).open
     assert read_redo(StoreLayout.open(root)).fault is None
 

@@ -12,7 +12,7 @@ import pytest
 import logquarry as lq
 from logquarry.config import StoreConfig
 from logquarry.errors import UnsupportedStore
-from logquarry.format import property_crc
+from logquarry.format import properties as props
 from logquarry.ingest.load import plan_load
 from logquarry.ingest.staging import LoadPlan
 from logquarry.log.layout import StoreLayout
@@ -46,7 +46,7 @@ def frames(root: Path) -> Iterator[bytes]:
 
 def are_sound(root: Path) -> list[bool | None]:
     """Whether the property CRC of each frame is right; None for a frame without one."""
-    return [property_crc.is_sound(frame) for frame in frames(root)]
+    return [props.matches_crc(frame) for frame in frames(root)]
 
 
 def messages() -> list[lq.Message]:
@@ -85,8 +85,8 @@ def test_each_frame_has_a_right_crc(
         count = put_all(store)
     found = list(frames(root))
     assert len(found) == before + count
-    assert all(property_crc.is_sound(frame) for frame in found)
-    assert all(frame.count(property_crc.PREFIX) == 1 for frame in found)
+    assert all(props.matches_crc(frame) for frame in found)
+    assert all(frame.count(props.CRC_PREFIX) == 1 for frame in found)
     assert not verify_store(StoreLayout.open(root)).has_damage
     with lq.MessageStore.open(root) as store:
         assert [m.body for m in store.query("Orders", "k")] == [b"tags and keys"] * 2

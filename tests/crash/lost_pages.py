@@ -31,7 +31,7 @@ MODES = pytest.mark.parametrize(
 START = """
 import ctypes, mmap, os, shutil, sys
 import logquarry as lq
-from logquarry.log import batches, columns, codec, frames, json_lines, lost_pages
+from logquarry.log import batches, columns, codec, frames, exported, lost_pages
 from logquarry.read import get_kernel
 root = sys.argv[1]
 config = lq.StoreConfig(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from logquarry.format import frame, message_id, sys_flag
+from logquarry.format import frame, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.testing import strategies
 
-V4 = message_id.host_bytes("10.1.2.3:10911")
-V6 = message_id.host_bytes("[2001:db8::7]:10911")
+V4 = frame.host_bytes("10.1.2.3:10911")
+V6 = frame.host_bytes("[2001:db8::7]:10911")
 TIME = 1_700_000_000_000
 
 FRAMES = (

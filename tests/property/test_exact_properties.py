@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.format import properties as props
-from logquarry.log import columns, exact_properties
+from logquarry.log import columns, exported
 from logquarry.log.codec import Window
 from logquarry.log.columns import Decoding
-from logquarry.log.exact_properties import ExactProperties
+from logquarry.log.exported import ExactProperties
 from logquarry.log.schema import EXACT_PROPERTIES
 from tests.helpers.store_maker import StoreMaker
 from tests.helpers.twins import both, sound_rows
@@ -59,11 +59,11 @@ def test_there_and_back(found: list[bytes], step: int, start: int, stop: int) ->
     for first in range(0, len(found), step):
         kept.add(pa.Table.from_batches([batch[first : first + step]]))
     metadata = {name.encode(): value.encode() for name, value in kept.metadata().items()}
-    exact = exact_properties.read(metadata)
+    exact = exported.read_exact(metadata)
     assert (exact is None) == (batch[EXACT_PROPERTIES.name].null_count == len(found))
     if exact is not None:
         maps = batch["properties"][start:stop]
-        strings = exact_properties.strings(exact, maps, start).to_pylist()
+        strings = exported.exact_strings(exact, maps, start).to_pylist()
         assert (
             strings
             == [

@@ -43,7 +43,7 @@ from logquarry.broker.statistics import Runtime, Statistics
 from logquarry.broker.tables import Tables
 from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import LogquarryError, StoreError, UsageError
-from logquarry.format import message_id
+from logquarry.format.frame import host_bytes
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.units import Clock, now_ms
 
@@ -393,7 +393,7 @@ def _memory() -> str | None:
 
 def _host_bytes(host: str, port: int) -> bytes:
     try:
-        return message_id.host_bytes(f"[{ipaddress.ip_address(host)}]:{port}")
+        return host_bytes(f"[{ipaddress.ip_address(host)}]:{port}")
     except ValueError:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
@@ -401,7 +401,7 @@ def _host_bytes(host: str, port: int) -> bytes:
             raise UsageError(
                 f"the host {host} is unknown; give an address of this machine (--advertise)"
             ) from error
-        return message_id.host_bytes(f"[{found}]:{port}")
+        return host_bytes(f"[{found}]:{port}")
 
 
 async def _save_tables(core: Core) -> None:

@@ -21,7 +21,8 @@ from typing import Any, Final, Protocol, cast
 from logquarry.broker.acl import Account
 from logquarry.broker.options import address_text
 from logquarry.errors import LogquarryError, ProtocolViolation
-from logquarry.format import broker_json, message_id
+from logquarry.format import broker_json
+from logquarry.format.frame import host_bytes
 from logquarry.protocol.remoting import (
     Flag,
     RemotingCommand,
@@ -199,7 +200,7 @@ class Connection(asyncio.Protocol):
         name = transport.get_extra_info("peername")
         if name:
             self.address = address_text(*name[:2])
-            self.host = message_id.host_bytes(self.address)
+            self.host = host_bytes(self.address)
         self.heard = time.monotonic()
         self.is_open = True
         self._server.opened(self)

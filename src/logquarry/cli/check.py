@@ -70,7 +70,7 @@ def verify(
 
 
 def _alone(out: Output, stores: Sequence[str], settings: StoreConfig | None) -> list[VerifyReport]:
-    from logquarry.log.store_names import find_stores
+    from logquarry.log.location import find_stores
     from logquarry.repair.verification import verify as verify_path
 
     reports = []

@@ -327,7 +327,7 @@ def _jsonl(
     decompress: bool,
 ) -> None:
     from logquarry.log.layout import StoreLayout
-    from logquarry.log.store_names import broker_names, find_stores
+    from logquarry.log.location import broker_names, find_stores
     from logquarry.read.bulk import warn_of_unknown_topics
 
     wanted = filters.message_filter()

@@ -66,11 +66,11 @@ def messages(
 
     Example: logquarry messages /data/store --topic orders --limit 5
     """
-    from logquarry.log import json_lines
+    from logquarry.log import exported
     from logquarry.read.bulk import warn_of_unknown_topics
     from logquarry.store.message_store import MessageStore
 
-    hidden = json_lines.redaction(redact)
+    hidden = exported.redaction(redact)
     wanted = filters.message_filter()
     one = offset is not None or message_id is not None
     if one and (
@@ -116,11 +116,11 @@ def _single(store: MessageStore, offset: int | None, message_id: str | None) -> 
 def _of_one(
     message: StoredMessage, decoding: Decoding, hidden: frozenset[str], *, jsonl: bool
 ) -> Iterable[str]:
-    from logquarry.log import columns, json_lines
+    from logquarry.log import columns, exported
 
     body = columns.body_of(message, decoding)
     if jsonl:
-        return [json_lines.line(json_lines.redacted(message.to_json(body=body), hidden))]
+        return [exported.line(exported.redacted(message.to_json(body=body), hidden))]
     return _block(message, body, hidden)
 
 
@@ -217,9 +217,9 @@ class MessageReader:
         self, run: Run, hidden: frozenset[str] = frozenset()
     ) -> Iterator[tuple[Rows, list[str]]]:
         """Yield (rows, JSON lines of these rows) for each part of a run."""
-        from logquarry.log import json_lines
+        from logquarry.log import exported
 
-        return json_lines.line_parts(run.window, run.rows, self.decoding, hidden)
+        return exported.line_parts(run.window, run.rows, self.decoding, hidden)
 
     def _likely_end(self) -> int:
         # Estimate the log's end from the last queue entries, because the last log file can end with

@@ -164,7 +164,7 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
             return None
         return line("verify", store, config=config)
     if isinstance(error, StoreNotFound) and error.suggestion is not None:
-        from logquarry.log.store_names import absolute
+        from logquarry.log.location import absolute
 
         wrong, right = map(absolute, error.suggestion)
         if not any(absolute(word) == wrong for word in typed):

@@ -14,7 +14,7 @@ from logquarry.cli import spark as with_spark
 from logquarry.cli.outcome import ExitCode
 from logquarry.cli.output import MOST_LISTED, Output
 from logquarry.errors import UsageError
-from logquarry.log.store_names import has_wildcard
+from logquarry.log.location import has_wildcard
 
 if TYPE_CHECKING:
     from logquarry.log.walk import DamagedSpan

@@ -17,12 +17,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from logquarry.format import java, queue_entry, state_table, sys_flag
+from logquarry.format import java, queue_entry, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.arrays import POSITION, SIZE, Bools, Records
 from logquarry.format.frame import FIXED_SIZE_V1, Frame
-from logquarry.format.queue_entry import QueueEntry
-from logquarry.format.state_table import FILLER_SIZE, StateUnit
+from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry, StateUnit
 from logquarry.format.sys_flag import TRANSACTION_PREPARED
 from logquarry.log.codec import Rows, Window
 from logquarry.log.layout import StoreLayout
@@ -32,7 +31,7 @@ from logquarry.read.commit_log import CommitLog
 
 Units = Records
 
-TABLE_DTYPE: Final = state_table.LAYOUT.dtype()
+TABLE_DTYPE: Final = queue_entry.STATE_LAYOUT.dtype()
 REDO_DTYPE: Final = queue_entry.LAYOUT.dtype()
 
 
@@ -98,7 +97,7 @@ def _read(layout: StoreLayout, sequence: FileSequence, dtype: np.dtype[np.void])
 def _sound(units: Units) -> Bools:
     sound = (units["physical_offset"] >= 0) & (units["size"] > 0)
     if "state" in (units.dtype.names or ()):
-        sound &= np.isin(units["state"], state_table.STATES)
+        sound &= np.isin(units["state"], queue_entry.STATES)
     return np.asarray(sound, np.bool_)
 
 
@@ -196,7 +195,7 @@ def frame_of(frame: Frame) -> TransactionFrame | None:
         frame.queue_offset,
         frame.prepared_transaction_offset,
         frame.store_timestamp,
-        state_table.group_hash(group),
+        queue_entry.group_hash(group),
     )
 
 

@@ -36,8 +36,8 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
-from logquarry.format import queue_entry, state_table
-from logquarry.format.state_table import FILLER_SIZE, STATE_AT, UNIT_SIZE, StateUnit
+from logquarry.format import queue_entry
+from logquarry.format.queue_entry import FILLER_SIZE, STATE_AT, STATE_SIZE, StateUnit
 from logquarry.format.sys_flag import TRANSACTION_PREPARED
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed
@@ -63,7 +63,7 @@ class StateTableKeeper:
         log_end: int,
     ) -> None:
         table_size, redo_size = _file_sizes(config)
-        self._table = _open(disk, root, STATE_TABLE, table_size, found.table_end * UNIT_SIZE)
+        self._table = _open(disk, root, STATE_TABLE, table_size, found.table_end * STATE_SIZE)
         end = found.redo_end * queue_entry.UNIT_SIZE
         self._redo = _open(disk, root, REDO_LOG, redo_size, end)
         next_number = found.table_end if self._table.bases else None
@@ -126,19 +126,19 @@ class StateTableKeeper:
             return
         table = self._table
         if not table.bases:
-            start = change.number * UNIT_SIZE
+            start = change.number * STATE_SIZE
             file = _last_file(table, start)
-            _append(table, _fillers(change.unit, (start - file.base) // UNIT_SIZE))
-        at = table.wrote_offset // UNIT_SIZE
+            _append(table, _fillers(change.unit, (start - file.base) // STATE_SIZE))
+        at = table.wrote_offset // STATE_SIZE
         while at < change.number:
             count = min(_FILLERS_AT_ONCE, change.number - at)
             _append(table, _fillers(change.unit, count))
             at += count
         if at == change.number:
-            _append(table, state_table.encode(change.unit))
+            _append(table, queue_entry.encode_state(change.unit))
 
     def _set_state(self, number: int, state: int) -> None:
-        at = number * UNIT_SIZE + STATE_AT
+        at = number * STATE_SIZE + STATE_AT
         file = self._table.find(at)
         if file is None:
             return
@@ -189,7 +189,7 @@ class StateTableKeeper:
                 self._table.remove_until(last_base)
             finally:
                 # Without its entry, a transaction cannot be ended, so it no longer counts as open.
-                first = self._table.bases[0] // UNIT_SIZE if self._table.bases else 0
+                first = self._table.bases[0] // STATE_SIZE if self._table.bases else 0
                 still = self._book.open.items()
                 self._book.open = {at: one for at, one in still if one.number >= first}
 
@@ -216,7 +216,7 @@ def _open(disk: Disk, root: Path, name: str, size: int, end: int) -> MappedFileQ
 
 
 def _fillers(unit: StateUnit, count: int) -> bytes:
-    return state_table.encode(filler(unit)) * count
+    return queue_entry.encode_state(filler(unit)) * count
 
 
 def _append(files: MappedFileQueue, units: bytes) -> None:
@@ -283,15 +283,15 @@ class TransactionCheck:
             if change is None:
                 continue
             if change.unit is None:
-                at = (change.number - self.first) * UNIT_SIZE + STATE_AT
+                at = (change.number - self.first) * STATE_SIZE + STATE_AT
                 self.units[at : at + 4] = change.state.to_bytes(4)
                 self._ended.add(frame.prepared_offset)
                 continue
             if not self.units:
                 self.first = change.number
-            lacking = change.number - self.first - len(self.units) // UNIT_SIZE
-            self.units += state_table.encode(filler(change.unit)) * lacking
-            self.units += state_table.encode(change.unit)
+            lacking = change.number - self.first - len(self.units) // STATE_SIZE
+            self.units += queue_entry.encode_state(filler(change.unit)) * lacking
+            self.units += queue_entry.encode_state(change.unit)
 
     def table_faults(self, layout: StoreLayout) -> Iterator[tuple[str, bool]]:
         """Yield each difference between the table and the log, and whether RocketMQ itself causes
@@ -390,14 +390,14 @@ class TransactionCheck:
         table_size, redo_size = _file_sizes(config)
         before = b""
         if self.units:
-            unit = filler(state_table.decode_at(bytes(self.units[:UNIT_SIZE]), 0))
-            before = state_table.encode(unit) * (self.first % (table_size // UNIT_SIZE))
+            unit = filler(queue_entry.decode_state_at(bytes(self.units[:STATE_SIZE]), 0))
+            before = queue_entry.encode_state(unit) * (self.first % (table_size // STATE_SIZE))
         return (
             UnitsPlan(
                 STATE_TABLE,
                 next((reason for reason, _ in self.table_faults(layout)), None),
                 bool(layout.state_table.files),
-                self.first * UNIT_SIZE,
+                self.first * STATE_SIZE,
                 bytes(self.units),
                 table_size,
                 before,

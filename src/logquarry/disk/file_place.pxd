@@ -1,3 +1,7 @@
+cimport cython
+
+cdef long long _UNIT
+
 cdef class FilePlace:
     cdef public long long base
     cdef public long long size
@@ -8,6 +12,14 @@ cdef class FilePlace:
 cdef class LastFile:
     cdef public object last
     cdef public object bases
+
+cdef class LiveBounds:
+    cdef public LastFile _files
+    cdef public LastFile _log
+    cdef public tuple _low
+
+    @cython.locals(files=LastFile, last=FilePlace)
+    cpdef tuple bounds(self)
 
 cdef class HealthReason:
     cdef public object reason

@@ -20,6 +20,7 @@ the file then begins with eight bytes: the magic -1, and the length of the rest.
 from __future__ import annotations
 
 import enum
+import ipaddress
 import mmap
 import struct
 import zlib
@@ -27,7 +28,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
-from logquarry.format import java, message_id, sys_flag
+from logquarry.errors import UsageError
+from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.fields import Field, Layout
 
@@ -96,8 +98,10 @@ ENTRY_MAGIC: Final = 1
 ENTRY_BLANK_MAGIC: Final = -1
 ENTRY_BLANK_SIZE: Final = 8
 
-HOST_SIZE_V4: Final = message_id.HOST_SIZE_V4
-HOST_SIZE_V6: Final = message_id.HOST_SIZE_V6
+HOST_SIZE_V4: Final = 8
+HOST_SIZE_V6: Final = 20
+ID_LENGTH_V4: Final = 2 * (HOST_SIZE_V4 + 8)
+ID_LENGTH_V6: Final = 2 * (HOST_SIZE_V6 + 8)
 FIXED_SIZE_V1: Final = (
     HEAD.size
     + STORE_TIME.size
@@ -421,3 +425,63 @@ def is_entry_blank_reference(data: memoryview, position: int, *, left: int) -> b
     """Whether DLedger's unused rest of a file, with ``left`` bytes, begins at a position."""
     size = int.from_bytes(data[position + 4 : position + ENTRY_BLANK_SIZE], "big", signed=True)
     return starts_entry_blank(data, position) and size == left
+
+
+# -------------------------------------------------------------------------- hosts and message ids
+_HOST_PORT = struct.Struct(">i")
+_ID_OFFSET = struct.Struct(">q")
+_MAPPED_V4 = bytes(10) + b"\xff\xff"
+
+
+def host_text(data: bytes) -> str:
+    """Format a host: 8 bytes as ``ip:port``, 20 bytes as ``[ip]:port`` (``getHostAddress``).
+
+    As in Java, the text of an IPv6 address has all eight groups, and an IPv4-mapped address is
+    written as an IPv4 address.
+    """
+    address, port = data[:-4], _HOST_PORT.unpack(data[-4:])[0]
+    if len(address) == 16:
+        if not address.startswith(_MAPPED_V4):
+            groups = struct.unpack(">8H", address)
+            return f"[{':'.join(format(group, 'x') for group in groups)}]:{port}"
+        address = address[12:]
+    return f"{'.'.join(map(str, address))}:{port}"
+
+
+def host_bytes(text: str) -> bytes:
+    """Parse ``ip:port`` (IPv4) to 8 bytes, or ``[ip]:port`` (IPv6) to 20 bytes, as they are in a
+    frame.
+    """
+    address, separator, port = text.rpartition(":")
+    try:
+        if not separator:
+            raise ValueError("no port")
+        if address.startswith("[") and address.endswith("]"):
+            address = address[1:-1]
+        packed = ipaddress.ip_address(address).packed
+        return packed + _HOST_PORT.pack(int(port))
+    except (ValueError, struct.error) as error:
+        raise UsageError(f"not a host and port: {text!r} ({error})") from error
+
+
+def encode_id(store_host: bytes, physical_offset: int) -> str:
+    """Make a message id (``MessageDecoder.createMessageId``): the address (4 or 16 bytes) and port
+    (4) of the store host and the physical offset (8), in upper-case hex.
+    """
+    return (store_host + _ID_OFFSET.pack(physical_offset)).hex().upper()
+
+
+def decode_id(message_id: str) -> tuple[str, int]:
+    """Return the store host and the physical offset in a message id."""
+    if len(message_id) not in (ID_LENGTH_V4, ID_LENGTH_V6):
+        raise UsageError(
+            f"not a message id: {message_id!r} has {len(message_id)} characters, "
+            f"not {ID_LENGTH_V4} or {ID_LENGTH_V6}"
+        )
+    try:
+        data = bytes.fromhex(message_id)
+    except ValueError as error:
+        raise UsageError(f"not a message id: {message_id!r} is not hex") from error
+    if len(data) * 2 != len(message_id):
+        raise UsageError(f"not a message id: {message_id!r} is not hex")
+    return host_text(data[:-8]), _ID_OFFSET.unpack(data[-8:])[0]

@@ -1,5 +1,5 @@
-r"""Functions for the properties of a message: property strings, keys, tags codes, delay levels and
-tag expressions.
+r"""Functions for the properties of a message: property strings, keys, tags codes, delay levels, tag
+expressions and property CRCs.
 
 ::
 
@@ -10,6 +10,8 @@ Follows ``MessageDecoder.string2messageProperties`` and ``messageProperties2Stri
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
@@ -170,3 +172,52 @@ def parse_int(text: str) -> int | None:
         return None
     value = int(digits) * (-1 if text[0] == "-" else 1)
     return value if java.INT_MIN <= value <= java.INT_MAX else None
+
+
+# --------------------------------------------------------------------------------------------------
+# The property CRC, which RocketMQ 5 appends to a frame (``enabledAppendPropCRC``)
+#
+#     frame ... | __CRC32# 01 | 10 digits, the least significant first | 02
+#
+# The last 20 bytes of the frame hold the CRC-32 of all bytes before them, without its highest bit.
+
+CRC_PREFIX: Final = b"__CRC32#\x01"
+CRC_SIZE: Final = 20
+CRC_DIGITS: Final = 10
+CRC_END: Final = b"\x02"
+assert len(CRC_PREFIX) + CRC_DIGITS + len(CRC_END) == CRC_SIZE
+
+_CRCS: Final = re.compile(rb"(?:\A|(?<=\x02))" + re.escape(CRC_PREFIX) + rb"[^\x02]*(?:\x02|\Z)")
+
+
+def encode_crc(frame: bytes | memoryview) -> bytes:
+    """Encode the last 20 bytes of a frame from the bytes before them."""
+    crc = zlib.crc32(frame) & java.INT_MAX
+    return CRC_PREFIX + f"{crc:0{CRC_DIGITS}d}"[::-1].encode() + CRC_END
+
+
+def with_crc_room(properties: bytes) -> bytes:
+    """Remove each CRC property from a property string, and append zeros as room for a new one.
+
+    As in ``MessageDecoder.deleteProperty``, the name of the CRC property is ignored if it occurs
+    inside a value.
+    """
+    properties = _CRCS.sub(b"", properties)
+    glue = b"" if not properties or properties.endswith(CRC_END) else CRC_END
+    return properties + glue + bytes(CRC_SIZE)
+
+
+def fill_in_crc(frame: bytearray, start: int, end: int) -> None:
+    """Write the CRC of the frame ``frame[start:end]`` into the last 20 bytes of the frame."""
+    frame[end - CRC_SIZE : end] = encode_crc(memoryview(frame)[start : end - CRC_SIZE])
+
+
+def matches_crc(frame: bytes | memoryview) -> bool | None:
+    """Return whether a frame's property CRC matches the frame's bytes; None if the frame has no
+    property CRC.
+    """
+    view = memoryview(frame)
+    tail = bytes(view[-CRC_SIZE:])
+    if len(view) < CRC_SIZE or not tail.startswith(CRC_PREFIX):
+        return None
+    return tail == encode_crc(view[:-CRC_SIZE])

@@ -1,4 +1,5 @@
-"""The entries of consume queues: 20 bytes each in queue files, or keys and values in RocksDB.
+"""The entries of consume queues: 20 bytes each in queue files, or keys and values in RocksDB. Also
+the entries of the transaction state table of 3.x.
 
 A queue file (``ConsumeQueue``) has entries of :data:`LAYOUT`. The other tables describe RocksDB in
 RocketMQ 5 (``RocksDBConsumeQueueStore``): column family ``default`` has the entries, and column
@@ -13,6 +14,7 @@ from typing import Final, NamedTuple
 
 from logquarry.format import java
 from logquarry.format.fields import Field, Layout
+from logquarry.format.sys_flag import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 
 LAYOUT = Layout(
     "consume queue entry",
@@ -27,7 +29,7 @@ assert UNIT_SIZE == 20
 FILLER_SIZE: Final = java.INT_MAX
 """The value of the size field in filler entries. They fill the start of a queue's first file if the
 first entry of the queue has an offset above 0. A recovery also writes them in place of lost
-messages.
+messages. An entry of the state table has this size if its message is no longer in the log.
 """
 
 
@@ -146,3 +148,62 @@ def _topic(topic: str) -> bytes:
 
 
 DISPATCHED: Final = bound_key("CHECKPOINT_TOPIC", MAX, 0)
+
+
+# --------------------------------------------------------------------------------------------------
+# The 24-byte entry of the transaction state table of 3.x (``TransactionStateService``). Each
+# PREPARED message has one entry, whose number is the message's QUEUEOFFSET. Entries are never
+# removed.
+
+STATE_LAYOUT: Final = Layout(
+    "state table entry",
+    Field("physical_offset", "q", "start of the PREPARED frame in the log"),
+    Field("size", "i", "TOTALSIZE of the frame; 0: empty entry"),
+    Field("store_seconds", "i", "STORETIMESTAMP of the frame, in seconds"),
+    Field("group_hash", "i", "hash of the producer group (PGROUP)"),
+    Field("state", "i", "4: prepared, 8: committed, 12: rolled back"),
+)
+STATE_SIZE: Final = STATE_LAYOUT.size
+STATE_AT: Final = STATE_LAYOUT.offsets["state"]
+DEFAULT_STATES_PER_FILE: Final = 2_000_000
+assert STATE_SIZE == 24
+assert STATE_AT == 20
+
+STATES: Final = (TRANSACTION_PREPARED, TRANSACTION_COMMIT, TRANSACTION_ROLLBACK)
+
+
+class StateUnit(NamedTuple):
+    """One entry of the state table."""
+
+    physical_offset: int
+    size: int
+    store_seconds: int
+    group_hash: int
+    state: int
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether RocketMQ counts the entry as present."""
+        return self.physical_offset >= 0 and self.size > 0 and self.state in STATES
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the transaction is open: not committed, and not rolled back."""
+        return self.state == TRANSACTION_PREPARED
+
+
+def encode_state(unit: StateUnit) -> bytes:
+    """Encode an entry."""
+    return STATE_LAYOUT.struct.pack(*unit)
+
+
+def decode_state_at(data: bytes | memoryview, position: int) -> StateUnit:
+    """Decode the entry at ``position``."""
+    return StateUnit(*STATE_LAYOUT.struct.unpack_from(data, position))
+
+
+def group_hash(group: str | None) -> int:
+    """Return the hash of a producer group that an entry contains (``String.hashCode``); 0 if there
+    is no group.
+    """
+    return java.hash_code(group or "")

@@ -26,7 +26,7 @@ from logquarry import text
 from logquarry.errors import BadRow, LogquarryError, MessageRejected, SourceNotReadable, UsageError
 from logquarry.format import properties as props
 from logquarry.ingest.rows import Rows, Source, SourceFile, as_stored
-from logquarry.log import exact_properties, schema
+from logquarry.log import exported, schema
 from logquarry.store.message_store import StoreWriter
 from logquarry.stored_message import JSON_NAMES
 from logquarry.units import Progress
@@ -213,7 +213,7 @@ def read_parquet(file: SourceFile) -> Iterator[Rows]:
                     f"{file.path}: has {count} rows, but the export's manifest states {file.rows}"
                 )
             try:
-                exact = exact_properties.read(opened.metadata.metadata)
+                exact = exported.read_exact(opened.metadata.metadata)
             except ValueError as error:
                 raise SourceNotReadable(f"{file.path}: {error}") from error
             yield from _read(file, opened, exact)
@@ -272,7 +272,7 @@ def _batch(file: SourceFile, batch: pa.RecordBatch, exact: Any, first: int) -> p
         columns[name] = _cast(file, name, batch.column(name), kinds[name])
     if "properties" in columns:
         if exact is not None and _EXACT not in columns:
-            columns[_EXACT] = exact_properties.strings(exact, columns["properties"], first)
+            columns[_EXACT] = exported.exact_strings(exact, columns["properties"], first)
     elif _EXACT not in columns:
         columns[_EXACT] = _strings_of_words(columns, batch.num_rows)
         columns = {name: columns[name] for name in columns if name not in ("tags", "keys")}

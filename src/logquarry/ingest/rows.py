@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logquarry.errors import BadRow, DecompressionError, SourceNotReadable, UsageError
-from logquarry.format import java, message_id, sys_flag
+from logquarry.format import java, sys_flag
 from logquarry.format.arrays import Bools, Int64
+from logquarry.format.frame import HOST_SIZE_V4, host_bytes
 from logquarry.format.java import crc32
 from logquarry.log import codec
 from logquarry.log.location import path_or_url
@@ -216,8 +217,8 @@ def _hosts(rows: Rows, name: str, is_v6: Bools) -> pa.Array:
 
 
 def _host_bytes(word: str, wide: bool) -> bytes:
-    data = message_id.host_bytes(word)
-    if wide and len(data) == message_id.HOST_SIZE_V4:
+    data = host_bytes(word)
+    if wide and len(data) == HOST_SIZE_V4:
         return _MAPPED_V4 + data
     return data
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from logquarry.errors import DecompressionError
 from logquarry.format import arrays as r
-from logquarry.format import frame, java, property_crc
+from logquarry.format import frame, java
 from logquarry.format import properties as props
-from logquarry.format.arrays import Bools, Int32, Int64
+from logquarry.format.arrays import Bools, Bytes, Int32, Int64
 from logquarry.format.sys_flag import DEFAULT_LIMIT, decompress, is_compressed
 from logquarry.log import codec, schema
 from logquarry.log.codec import Rows, Window
@@ -274,12 +274,36 @@ def suspect_rows(window: Window, rows: Rows) -> list[int]:
                 for at, length in ((r.TOPIC_AT, r.TOPIC_LENGTH), (r.PROPS_AT, r.PROPS_LENGTH))
             )
         ]
-    return [i for i in found if not _matches_property_crc(window, rows[i].tolist())]
+    starts, sizes = rows[:, r.POSITION].tolist(), rows[:, r.SIZE].tolist()
+    frames = ((i, window.data[starts[i] : starts[i] + sizes[i]].tobytes()) for i in found)
+    return [i for i, data in frames if not props.matches_crc(data)]
 
 
-def _matches_property_crc(window: Window, row: Sequence[int]) -> bool:
-    start = row[r.POSITION]
-    return property_crc.is_sound(window.data[start : start + row[r.SIZE]].tobytes()) is True
+_CRC_TAIL: Final = np.arange(props.CRC_SIZE)
+_CRC_DIGITS: Final = slice(len(props.CRC_PREFIX), len(props.CRC_PREFIX) + props.CRC_DIGITS)
+_CRC_POWERS: Final = 10 ** np.arange(props.CRC_DIGITS)
+
+
+def crc_carriers(data: Bytes, starts: Int64, sizes: Int64) -> Int64:
+    """Return the indexes of the frames that have a property CRC."""
+    tails = starts + sizes - props.CRC_SIZE
+    # Check one byte first. In a store without property CRCs, this byte already excludes almost
+    # every frame.
+    maybe = np.flatnonzero(data[tails] == props.CRC_PREFIX[0])
+    if not len(maybe):
+        return maybe
+    heads = data[tails[maybe, None] + _CRC_TAIL[: len(props.CRC_PREFIX)]]
+    found: Int64 = maybe[(heads == np.frombuffer(props.CRC_PREFIX, np.uint8)).all(axis=1)]
+    return found
+
+
+def _stated_crcs(data: Bytes, starts: Int64, sizes: Int64) -> Int64:
+    """Return the property CRCs of frames that have one; -1 for a CRC that is not ten digits."""
+    found = data[(starts + sizes - props.CRC_SIZE)[:, None] + _CRC_TAIL]
+    digits = found[:, _CRC_DIGITS] - np.uint8(ord("0"))
+    is_form = (digits <= 9).all(axis=1) & (found[:, -1] == props.CRC_END[0])
+    crcs: Int64 = np.where(is_form, digits.astype(np.int64) @ _CRC_POWERS, -1)
+    return crcs
 
 
 def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
@@ -289,12 +313,12 @@ def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
         # even in sound frames.
         return []
     starts, sizes = rows[:, r.POSITION].astype(np.int64), rows[:, r.SIZE].astype(np.int64)
-    which = property_crc.carriers(window.data, starts, sizes)
+    which = crc_carriers(window.data, starts, sizes)
     if not len(which):
         return []
     starts, sizes = starts[which], sizes[which]
-    stated = property_crc.stated(window.data, starts, sizes)
-    lengths = sizes - property_crc.SIZE
+    stated = _stated_crcs(window.data, starts, sizes)
+    lengths = sizes - props.CRC_SIZE
     fast = codec.kernels()
     # A stated CRC below 0 means that the property with the CRC is malformed. These frames are wrong
     # too, but the kernel skips them.

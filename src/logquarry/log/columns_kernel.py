@@ -32,13 +32,26 @@ in this part.
 MS: Final = 1_000
 """Microseconds in a millisecond: Arrow's timestamps have microseconds, RocketMQ's milliseconds."""
 
-_MAX_TOPICS: Final = 4096
-_TOPIC_TABLE: Final = 4 * _MAX_TOPICS
+_FEW: Final = 256
+"""Maximum number of distinct values in a small table."""
 _EXACT: Final = schema.EXACT_PROPERTIES.name
 WHOLE_PROPERTIES: Final = frozenset({"properties", _EXACT})
 """Columns that need all properties of a message."""
 _SMALLEST_PAIR: Final = 4
 """Minimum bytes of a property with both separators."""
+
+
+def interned(count: int, intern: Callable[..., int]) -> tuple[list[int], Int64]:
+    """Call a kernel that gives numbers to the distinct ones of ``count`` values. Return what the
+    kernel found for each distinct value, and the number of each value.
+    """
+    ids, found = np.empty(count, np.int64), np.empty(0, np.int64)
+    known, most = -1, _FEW
+    while known < 0:
+        found = np.empty(most, np.int64)
+        known = intern(np.full(1 << (2 * most).bit_length(), -1, np.int32), found, ids)
+        most = count
+    return found[:known].tolist(), ids
 
 
 def too_large() -> LogquarryError:
@@ -141,21 +154,14 @@ class KernelColumns:
         """Return two results: for each frame, the index of its topic in a list, and this list of
         topics.
         """
-        ids = np.empty(self.count, np.int32)
-        found = np.empty((_MAX_TOPICS, 2), np.int32)
-        table = np.full(_TOPIC_TABLE, -1, np.int32)
-        known = self.k.intern_topics(self.address, self.rows, self.count, table, found, ids)
-        if known < 0:
-            # The batch has more topics than the small table can hold. Use a table with room for one
-            # topic per frame.
-            found = np.empty((self.count, 2), np.int32)
-            table = np.full(1 << (2 * self.count).bit_length(), -1, np.int32)
-            known = self.k.intern_topics(self.address, self.rows, self.count, table, found, ids)
+        starts, lengths = self._spans(r.TOPIC_AT, r.TOPIC_LENGTH)
+        at, length = starts + np.int64(self.address), lengths.astype(np.int64)
+        firsts, ids = interned(self.count, lambda *tables: self.k.intern_spans(at, length, *tables))
         names = [
             self.window.data[start : start + length].tobytes().decode("utf-8", java.UTF8_ERRORS)
-            for start, length in found[:known].tolist()
+            for start, length in zip(starts[firsts].tolist(), lengths[firsts].tolist(), strict=True)
         ]
-        return ids, names
+        return ids.astype(np.int32), names
 
     def _message_id(self) -> pa.Array:
         return self._text(

@@ -8,14 +8,12 @@ import mmap
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from logquarry import arguments
 from logquarry.errors import StoreNotFound, UnreadableFile
-from logquarry.log.location import arrow_folder, not_a_store, path_or_url
 from logquarry.log.readable import (
     UNREADABLE,
     ReadableMap,
@@ -420,28 +418,6 @@ class ArrowFileSystem(FileSystem):
 def whole_file(path: Path) -> FileView:
     """Open one local file for reading. Raises the same errors as :meth:`FileSystem.open`."""
     return LocalFileSystem(path.parent).open(path.name)
-
-
-def open_filesystem(
-    location: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
-) -> FileSystem:
-    """Open the folder at a path or URL.
-
-    pyarrow.fs opens an ``s3:`` URL that has only options of ``pyarrow.fs.S3FileSystem``. With other
-    options, fsspec opens the folder. Without options, the function tries pyarrow.fs before fsspec.
-
-    Raises StoreNotFound if a local path is not a folder, and UsageError for an unknown URL.
-    """
-    text = path_or_url(arguments.path(location))
-    if storage_options is not None:
-        arguments.mapping(storage_options, "storage_options", "a mapping of names to values")
-    if "://" not in text:
-        if not Path(text).is_dir():
-            what = "not a folder" if Path(text).exists() else "there is no such folder"
-            raise not_a_store(text, f"{text}: {what}")
-        return LocalFileSystem(text)
-    folder, base = arrow_folder(text, storage_options)
-    return ArrowFileSystem(folder, base, text)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ from typing import Any, Final, Generic, TypeVar
 
 from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import CorruptFile, StoreNotFound
-from logquarry.format import batch, broker_json, checkpoint, java, queue_entry, state_table
+from logquarry.format import batch, broker_json, checkpoint, java, queue_entry
 from logquarry.log import kept_settings, store_files
-from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
+from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem
 from logquarry.log.kept_settings import LostHead, find_lost_head, levels_of, read_durable
-from logquarry.log.location import not_a_store
+from logquarry.log.location import not_a_store, open_filesystem
 from logquarry.log.log_names import (
     LogNames,
     contradicts_name,
@@ -393,7 +393,7 @@ class StoreLayout:
     def state_table(self) -> FileSequence:
         """The files of the state table of 3.x."""
         return self._of_3_x(
-            store_files.STATE_TABLE, state_table.UNIT_SIZE, self.config.state_table_file_size
+            store_files.STATE_TABLE, queue_entry.STATE_SIZE, self.config.state_table_file_size
         )
 
     @_listed

@@ -15,7 +15,8 @@ from itertools import islice
 from typing import Any, Final, Literal
 
 from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile
-from logquarry.format import broker_json, property_crc, sys_flag
+from logquarry.format import broker_json, sys_flag
+from logquarry.format import properties as props
 from logquarry.format.frame import MAGIC_V2, Frame
 from logquarry.log import log_place
 from logquarry.log.filesystem import Entry
@@ -338,7 +339,7 @@ class _Finder:
         batches = ""
         for topic, found in islice(self._sample(), _MOST_FRAMES):
             place = self._layout.log_file(found.physical_offset)
-            if not crc and found.properties[-property_crc.SIZE :].startswith(property_crc.PREFIX):
+            if not crc and found.properties[-props.CRC_SIZE :].startswith(props.CRC_PREFIX):
                 crc, evidence = True, place
             if found.sys_flag & (sys_flag.INNER_BATCH | sys_flag.NEED_UNWRAP):
                 batches = place

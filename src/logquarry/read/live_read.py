@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from logquarry.disk.file_place import LiveBounds
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.format import queue_entry
 from logquarry.format.batch import ENTRY_SIZE
@@ -25,7 +26,6 @@ from logquarry.log.store_files import BATCH_QUEUE, NAME_DIGITS, FileSequence, St
 from logquarry.log.walk import LogReader
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.live_bounds import LiveBounds
 from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Units
 
 _NO_BYTES: Final = memoryview(b"")

@@ -18,7 +18,7 @@ from typing import Any, Final
 from logquarry import text
 from logquarry.config import DEFAULT_COMMIT_LOG_FILE, DIALECTS, StoreConfig
 from logquarry.errors import UsageError
-from logquarry.format import batch, index, java, queue_entry, state_table
+from logquarry.format import batch, index, java, queue_entry
 from logquarry.format.arrays import REACHED_STOP
 from logquarry.format.frame import Frame
 from logquarry.log import codec
@@ -161,11 +161,11 @@ def _sized(
     if config.is_3_1 or (layout is not None and layout.has_state_table):
         table_size = kept.get(
             "tran_state_table_mapped_file_size",
-            state_table.DEFAULT_UNITS_PER_FILE * state_table.UNIT_SIZE,
+            queue_entry.DEFAULT_STATES_PER_FILE * queue_entry.STATE_SIZE,
         )
         redo_size = kept.get(
             "tran_redo_log_mapped_file_size",
-            state_table.DEFAULT_UNITS_PER_FILE * queue_entry.UNIT_SIZE,
+            queue_entry.DEFAULT_STATES_PER_FILE * queue_entry.UNIT_SIZE,
         )
     shape = config.index_shape
     if layout is not None:

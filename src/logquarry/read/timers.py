@@ -28,7 +28,6 @@ from logquarry.format import java, timer
 from logquarry.format import properties as props
 from logquarry.format.arrays import Bools, Records
 from logquarry.format.frame import Frame
-from logquarry.format.property_crc import PREFIX
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.format.timer import TimerCheck
 from logquarry.log.codec import first_frames
@@ -51,7 +50,7 @@ _CHANGES: Final = frozenset(
     (
         *(props.TIMER_ENQUEUE_MS, props.TIMER_DEQUEUE_MS, props.TIMER_ROLL_TIMES),
         *(props.REAL_TOPIC, props.REAL_QUEUE_ID, props.WAIT),
-        *(props.INNER_MULTI_QUEUE_OFFSET, PREFIX.split(b"\x01")[0].decode()),
+        *(props.INNER_MULTI_QUEUE_OFFSET, props.CRC_PREFIX[:-1].decode()),
     )
 )
 """Properties that may differ between a timer message and the copy that the broker delivers."""

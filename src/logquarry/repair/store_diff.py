@@ -12,9 +12,8 @@ import numpy as np
 
 from logquarry import arguments
 from logquarry.config import StoreConfig
-from logquarry.format import message_id
 from logquarry.format.arrays import Bytes
-from logquarry.format.frame import BLANK, Damage, Frame
+from logquarry.format.frame import BLANK, Damage, Frame, encode_id
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.readable import rereads
@@ -291,7 +290,7 @@ def _place_of(path: str, offset: int, found: Frame, what: str, reason: str | Non
         found.queue_id,
         found.queue_offset,
         found.store_timestamp,
-        message_id.encode(found.store_host, found.physical_offset),
+        encode_id(found.store_host, found.physical_offset),
     )
 
 

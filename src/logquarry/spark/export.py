@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from logquarry.errors import UsageError
 from logquarry.log.batches import DamageLog
-from logquarry.log.store_names import Stores, as_paths
+from logquarry.log.location import Stores, as_paths
 from logquarry.spark.jobs import context_of, run_tasks
 from logquarry.spark.options import ReadOptions, parse_read_options
 from logquarry.spark.output import ExportCommit, OutputFolder

@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logquarry.errors import CorruptFile
-from logquarry.log import exact_properties
-from logquarry.log.exact_properties import MOST_BYTES, ExactProperties
+from logquarry.log.exported import MOST_BYTES, ExactProperties, read_exact
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import ROW_GROUP_BYTES, writer_settings
 
@@ -176,7 +175,7 @@ def _row_groups(
         with _read(folder, source.path):
             file = pq.ParquetFile(opened)
         _check(folder, source, file, columns)
-        exact.add_listed(exact_properties.read(file.metadata.metadata), source.rows)
+        exact.add_listed(read_exact(file.metadata.metadata), source.rows)
         for group in range(file.num_row_groups):
             with _read(folder, source.path):
                 rows = file.read_row_group(group)

@@ -13,8 +13,8 @@ from logquarry.errors import UsageError
 from logquarry.format import java
 from logquarry.log import schema
 from logquarry.log.batches import TAG_SEPARATOR, MessageFilter, OnDamage, tag_expression
+from logquarry.log.location import absolute
 from logquarry.log.schema import check_kafka_names, kafka_names
-from logquarry.log.store_names import absolute
 from logquarry.text import byte_count, nearest, time_ms
 
 T = TypeVar("T")

@@ -32,8 +32,7 @@ from pyarrow import fs as pafs
 
 from logquarry.disk.folders import lock_folder
 from logquarry.errors import CorruptFile, UsageError
-from logquarry.log.location import arrow_folder
-from logquarry.log.store_names import absolute
+from logquarry.log.location import absolute, arrow_folder
 from logquarry.systems import fcntl
 from logquarry.text import listed
 

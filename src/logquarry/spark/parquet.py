@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from logquarry.errors import UsageError
 from logquarry.log import schema
 from logquarry.log.batches import DamageLog
-from logquarry.log.exact_properties import MOST_BYTES, ExactProperties
+from logquarry.log.exported import MOST_BYTES, ExactProperties
 from logquarry.log.schema import EXACT_PROPERTIES
 from logquarry.log.splits import LogSplit
 from logquarry.read.selection import QueueSlice

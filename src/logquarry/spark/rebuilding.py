@@ -25,10 +25,16 @@ from logquarry.disk.disk import Disk
 from logquarry.errors import UsageError
 from logquarry.log.follow import Follower, follow_run
 from logquarry.log.layout import StoreLayout
-from logquarry.log.location import local_folder, local_store
+from logquarry.log.location import (
+    Stores,
+    as_paths,
+    broker_names,
+    find_stores,
+    local_folder,
+    local_store,
+)
 from logquarry.log.splits import tiles
 from logquarry.log.store_files import CONSUME_QUEUE, INDEX, SIDECAR
-from logquarry.log.store_names import Stores, as_paths, broker_names, find_stores
 from logquarry.log.walk import Run
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.rebuild import parts

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.config import StoreConfig
 from logquarry.log.layout import StoreLayout
-from logquarry.log.location import local_folder
+from logquarry.log.location import Stores, as_paths, broker_names, find_stores, local_folder
 from logquarry.log.splits import tiles
 from logquarry.log.store_files import INDEX
-from logquarry.log.store_names import Stores, as_paths, broker_names, find_stores
 from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.runs import SoundParts, SoundReader, SoundRun
 from logquarry.repair.findings import VerifyReport

@@ -25,8 +25,8 @@ from logquarry.format import java, sys_flag
 from logquarry.log.batches import MessageFilter
 from logquarry.log.columns import fixed_fields, topic_ids
 from logquarry.log.layout import StoreLayout
+from logquarry.log.location import stores_by_name
 from logquarry.log.splits import LogExtent, LogSplit, plan_splits
-from logquarry.log.store_names import stores_by_name
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.batch_queue import open_queue
 from logquarry.read.bulk import warn_of_unknown_topics

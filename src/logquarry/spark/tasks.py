@@ -31,9 +31,9 @@ from logquarry.log.batches import (
 )
 from logquarry.log.columns import Decoding
 from logquarry.log.layout import StoreLayout
+from logquarry.log.location import broker_names, find_stores
 from logquarry.log.splits import LogSplit
 from logquarry.log.store_files import NAME_DIGITS
-from logquarry.log.store_names import broker_names, find_stores
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, Event, ExpiredSpan, LogEnd
 from logquarry.read.batch_queue import open_queue
 from logquarry.read.bulk import warn_of_unknown_topics

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 from logquarry import arguments
 from logquarry.config import DEFAULT_COMMIT_LOG_FILE
 from logquarry.errors import MessageNotFound, UsageError
-from logquarry.format import message_id as ids
-from logquarry.format.frame import Damage, DamageKind, Frame
+from logquarry.format.frame import Damage, DamageKind, Frame, decode_id
 from logquarry.log.layout import StoreLayout
 from logquarry.read.commit_log import CommitLog
 from logquarry.stored_message import StoredMessage
@@ -83,7 +82,7 @@ class LogReads(ABC):
             MessageNotFound: if the store has no message with that id.
             CorruptFrame: if the message with that id is damaged.
         """
-        _, physical_offset = ids.decode(arguments.text(message_id, "message_id"))
+        _, physical_offset = decode_id(arguments.text(message_id, "message_id"))
         message = self.message_at(physical_offset)
         if message.message_id != message_id.upper():
             raise MessageNotFound(

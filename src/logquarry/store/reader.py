@@ -20,8 +20,8 @@ from logquarry.errors import LogquarryError, StoreUnavailable
 from logquarry.format.properties import parse_tags
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
+from logquarry.log.location import absolute
 from logquarry.log.open_files import OpenFiles
-from logquarry.log.store_names import absolute
 from logquarry.log.walk import LogReader
 from logquarry.message import Message
 from logquarry.read.batch_queue import open_queue

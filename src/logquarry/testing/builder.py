@@ -13,13 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final, Self
 
-from logquarry.format import checkpoint, frame, java, message_id, queue_entry, sys_flag
+from logquarry.format import checkpoint, frame, java, queue_entry, sys_flag
 from logquarry.format import properties as props
 from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE, NAME_DIGITS
 from logquarry.stored_message import StoredMessage
 
-STORE_HOST = message_id.host_bytes("127.0.0.1:10911")
-BORN_HOST = message_id.host_bytes("127.0.0.1:40000")
+STORE_HOST = frame.host_bytes("127.0.0.1:10911")
+BORN_HOST = frame.host_bytes("127.0.0.1:40000")
 
 _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+-"
 _FILL_TAG: Final = "TagA"

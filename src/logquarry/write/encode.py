@@ -18,7 +18,7 @@ from logquarry import arguments
 from logquarry.config import StoreConfig
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.errors import MessageRejected, UsageError
-from logquarry.format import frame, java, property_crc, sys_flag, timer
+from logquarry.format import frame, java, sys_flag, timer
 from logquarry.format import properties as props
 from logquarry.format.java import crc32
 from logquarry.message import Message
@@ -173,7 +173,7 @@ class MessageEncoder:
 
     ``clock`` returns the born time, in milliseconds, of a message without born time. With
     ``has_property_crc``, each frame ends with room for a property CRC
-    (:mod:`logquarry.format.property_crc`), which the appender fills in.
+    (:mod:`logquarry.format.properties`), which the appender fills in.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class MessageEncoder:
             body = bytes(body)
         queue_id, flag, born, reconsume_times, prepared_offset = numbers
         if self.has_property_crc:
-            properties = property_crc.with_room(properties)
+            properties = props.with_crc_room(properties)
         body_length, properties_length = len(body), len(properties)
         if properties_length > rules.LONGEST_PROPERTIES:
             raise refusal(

@@ -21,7 +21,8 @@ from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Health, RunningFlags
 from logquarry.errors import StoreUnavailable, WrongType
-from logquarry.format import frame, property_crc
+from logquarry.format import frame
+from logquarry.format import properties as props
 from logquarry.message import Message, require_message, require_messages
 from logquarry.read.log_queues import QueueKey
 from logquarry.units import Clock
@@ -337,7 +338,7 @@ class PropertyCrcRules(AppendRules):
         """See :meth:`AppendRules.placed`."""
         starts, data = encoded.starts, encoded.data
         for start, end in zip(starts, (*starts[1:], len(data)), strict=True):
-            property_crc.fill_in(data, start, end)
+            props.fill_in_crc(data, start, end)
 
 
 def require_fit(encoded: Encoded, file_size: int) -> None:

@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 
 from logquarry import arguments
 from logquarry.errors import StoreError, UsageError
-from logquarry.format import frame, java, message_id, sys_flag, timer
+from logquarry.format import frame, java, sys_flag, timer
 from logquarry.format import properties as props
 from logquarry.message import Message
 from logquarry.write.put_result import PutStatus, refusal
@@ -312,7 +312,7 @@ def _host(host: str | bytes) -> bytes:
             return host
         _reject_host(f"a host has 8 or 20 bytes, not {len(host)}")
     try:
-        return message_id.host_bytes(host)
+        return frame.host_bytes(host)
     except UsageError as error:
         _reject_host(str(error))
 

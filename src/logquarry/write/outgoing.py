@@ -22,6 +22,7 @@ from logquarry.format import frame, java
 from logquarry.format import put_frames as r
 from logquarry.format.arrays import Bools, Bytes, Int64
 from logquarry.log import codec
+from logquarry.log.columns_kernel import interned
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.common_frames import CommonFrames
@@ -144,8 +145,6 @@ def load_kernel() -> None:
 
 Encode = Callable[[Message], Encoded]
 
-_FEW: Final = 256
-"""Maximum number of distinct values in a small table."""
 _LOW: Final = 0xFFFFFFFF
 
 
@@ -413,8 +412,7 @@ def distinct(values: Int64) -> tuple[list[int], Int64]:
     if not count or (values == values[0]).all():
         return values[:1].tolist(), np.zeros(count, np.int64)
     kernels = codec.require_kernels()
-    firsts, ids = _interned(count, lambda *tables: kernels.intern_numbers(values, *tables))
-    return firsts, ids
+    return interned(count, lambda *tables: kernels.intern_numbers(values, *tables))
 
 
 def distinct_spans(spans: Spans) -> tuple[list[int], Int64]:
@@ -425,17 +423,7 @@ def distinct_spans(spans: Spans) -> tuple[list[int], Int64]:
     """
     kernels = codec.require_kernels()
     at, length = spans.at, spans.length
-    return _interned(len(at), lambda *tables: kernels.intern_spans(at, length, *tables))
-
-
-def _interned(count: int, intern: Callable[..., int]) -> tuple[list[int], Int64]:
-    ids, found = np.empty(count, np.int64), np.empty(0, np.int64)
-    known, most = -1, _FEW
-    while known < 0:
-        found = np.empty(most, np.int64)
-        known = intern(np.full(1 << (2 * most).bit_length(), -1, np.int32), found, ids)
-        most = count
-    return found[:known].tolist(), ids
+    return interned(len(at), lambda *tables: kernels.intern_spans(at, length, *tables))
 
 
 def _pairs(high: Int64, low: Int64) -> tuple[list[tuple[int, int]], Int64]:

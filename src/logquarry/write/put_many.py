@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from logquarry.errors import MessageRejected, StoreUnavailable
-from logquarry.format import message_id
 from logquarry.format.arrays import Int64
-from logquarry.format.frame import BLANK
+from logquarry.format.frame import BLANK, encode_id
 from logquarry.log import codec
 from logquarry.message import Message, require_iterable, require_messages
 from logquarry.write.commit_log_writer import CommitLogWriter
@@ -110,7 +109,7 @@ class PutManyResult:
         if self._host_ids is None:
             return ()
         return tuple(
-            message_id.encode(self._hosts[host], offset)
+            encode_id(self._hosts[host], offset)
             for host, offset in zip(
                 self._host_ids.tolist(), self.physical_offset.tolist(), strict=True
             )

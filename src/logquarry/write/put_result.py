@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from logquarry.errors import MessageRejected, StoreError, StoreUnavailable
-from logquarry.format import message_id
+from logquarry.format.frame import encode_id
 
 
 class PutStatus(Enum):
@@ -105,13 +105,13 @@ class PutResult(NamedTuple):
     def message_ids(self) -> tuple[str, ...]:
         """The id of each message."""
         host, first = self.store_host, self.physical_offset
-        return tuple(message_id.encode(host, first + start) for start in self.starts)
+        return tuple(encode_id(host, first + start) for start in self.starts)
 
     @property
     def message_id(self) -> str:
         """The id of the message; for a batch, all ids with commas between them."""
         if len(self.starts) == 1:
-            return message_id.encode(self.store_host, self.physical_offset + self.starts[0])
+            return encode_id(self.store_host, self.physical_offset + self.starts[0])
         return ",".join(self.message_ids)
 
     @property

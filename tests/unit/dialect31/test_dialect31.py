@@ -29,8 +29,8 @@ from logquarry.dialect31.prepared import (
 from logquarry.dialect31.state_table import StateTableKeeper, TransactionCheck
 from logquarry.disk.service import Health
 from logquarry.errors import MessageRejected, StoreUnavailable, UsageError
-from logquarry.format import frame, state_table
-from logquarry.format.state_table import StateUnit
+from logquarry.format import frame, queue_entry
+from logquarry.format.queue_entry import StateUnit
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import REDO_LOG, STATE_TABLE
 from logquarry.log.walk import LogReader, Run
@@ -195,7 +195,7 @@ def test_a_commit_brings_the_message_to_its_queue(store: StoreWriter) -> None:
     assert not store.get("topic", 2).messages
     [known] = store.prepared_transactions.open()
     assert (known.physical_offset, known.number) == (offset, 0)
-    assert known.group_hash == state_table.group_hash("pg")
+    assert known.group_hash == queue_entry.group_hash("pg")
     result = store.prepared_transactions.commit(known)
     store.wait_dispatched()
     [message] = store.get("topic", 2).messages
@@ -314,7 +314,7 @@ def test_units_of_table_and_redo_log(tmp_path: Path, clock: FakeClock) -> None:
     layout = StoreLayout.open(tmp_path / "store")
     table, redo = read_table(layout), read_redo(layout)
     states = [8, 12, 4, 8, 4, 4, 8, 4, 4, 8, 4, 4]
-    group = state_table.group_hash("pg")
+    group = queue_entry.group_hash("pg")
     assert [StateUnit(*unit.item()) for unit in table.units] == [
         StateUnit(offset, size, NOW // 1_000, group, state)
         for offset, size, state in zip(offsets, sizes, states, strict=True)
@@ -337,10 +337,10 @@ def test_lost_numbers_are_filled() -> None:
         TransactionFrame(8, 10_591, 100, 0, 10_300, NOW, 1),
     ]
     check.take(frames)
-    units = [state_table.decode_at(bytes(check.units), at) for at in range(0, 4 * 24, 24)]
+    units = [queue_entry.decode_state_at(bytes(check.units), at) for at in range(0, 4 * 24, 24)]
     assert check.first == 7
     assert [unit.state for unit in units] == [4, 12, 12, 4]
-    assert units[1].size == state_table.FILLER_SIZE
+    assert units[1].size == queue_entry.FILLER_SIZE
     assert [(one.number, one.physical_offset) for one in check.book] == [(7, 10_000), (10, 10_400)]
     assert len(check.redo) == 5 * 20
 

@@ -1,21 +1,40 @@
-"""Are frames and blanks read and written as RocketMQ's own bytes have them?"""
+"""Are frames, blanks, hosts and message ids read and written as RocketMQ has them?"""
 
 from __future__ import annotations
 
 import base64
+import ipaddress
+import json
 import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from logquarry.format import frame, message_id, sys_flag
-from logquarry.format.frame import MAGIC_V2, Blank, Damage, DamageKind, Frame
+from logquarry.errors import UsageError
+from logquarry.format import frame, java, sys_flag
+from logquarry.format.frame import (
+    ID_LENGTH_V4,
+    ID_LENGTH_V6,
+    MAGIC_V2,
+    Blank,
+    Damage,
+    DamageKind,
+    Frame,
+    decode_id,
+    encode_id,
+    host_bytes,
+    host_text,
+)
+from logquarry.testing import strategies
 from tests.conformance.golden_facts import SOUND, Scenario
+from tests.helpers.java_vectors import vectors
 
-V4 = message_id.host_bytes("10.0.0.1:10911")
-V6 = message_id.host_bytes("[2001:db8::1]:10911")
+V4 = frame.host_bytes("10.0.0.1:10911")
+V6 = frame.host_bytes("[2001:db8::1]:10911")
 
 
 def a_frame(**changes: Any) -> Frame:
@@ -222,3 +241,71 @@ def test_a_magic_within_a_body_is_passed_over() -> None:
     outer = frame.encode(a_frame(body=inner, physical_offset=3))
     assert frame.find_frame(b"xyz" + outer, 0, 999, base=0) == 3
     assert frame.find_frame(b"xyz" + outer, 4, 999, base=0) == -1
+
+
+@pytest.mark.parametrize(("address", "expected"), vectors("ip"))
+def test_an_ipv6_address_is_written_as_java_writes_it(address: str, expected: str) -> None:
+    packed = ipaddress.IPv6Address(address).packed
+    host = host_text(packed + (10911).to_bytes(4, "big"))
+    assert host == (f"[{expected}]:10911" if ":" in expected else f"{expected}:10911")
+
+
+@pytest.mark.parametrize(("address", "text", "offset"), vectors("id"))
+def test_ids_of_java(address: str, text: str, offset: int) -> None:
+    packed = ipaddress.ip_address(address).packed
+    host = packed + (10911).to_bytes(4, "big")
+    assert encode_id(host, offset) == text
+    assert decode_id(text) == (host_text(host), offset)
+    assert decode_id(text.lower()) == decode_id(text)
+
+
+@pytest.mark.parametrize("scenario", ["single", "ipv6"])
+def test_golden_ids(golden: Path, scenario: str) -> None:
+    for line in (golden / scenario / "expected.jsonl").read_text("utf-8").splitlines():
+        message = json.loads(line)
+        host = bytes.fromhex(message["storeHostHex"])
+        assert encode_id(host, message["physicalOffset"]) == message["msgId"]
+        assert decode_id(message["msgId"])[1] == message["physicalOffset"]
+
+
+@given(
+    st.booleans().flatmap(lambda v6: strategies.hosts(v6=v6)),
+    st.integers(java.LONG_MIN, java.LONG_MAX),
+)
+def test_what_was_encoded_comes_back(host: bytes, offset: int) -> None:
+    text = encode_id(host, offset)
+    assert len(text) == (ID_LENGTH_V4 if len(host) == 8 else ID_LENGTH_V6)
+    assert text == text.upper()
+    assert decode_id(text) == (host_text(host), offset)
+
+
+@given(st.booleans().flatmap(lambda v6: strategies.hosts(v6=v6)))
+def test_hosts_come_back_from_their_text(host: bytes) -> None:
+    text = host_text(host)
+    again = host_bytes(text)
+    assert host_text(again) == text
+    if not host.startswith(bytes(10) + b"\xff\xff") or len(host) == 8:
+        assert again == host
+
+
+def test_host_texts() -> None:
+    assert host_text(b"\x7f\0\0\x01\0\0\x2a\x9f") == "127.0.0.1:10911"
+    assert host_text(bytes(20)) == "[0:0:0:0:0:0:0:0]:0"
+    assert host_text(b"\1\2\3\4\xff\xff\xff\xff") == "1.2.3.4:-1"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "127.0.0.1", "1.2.3:4", "a.b.c.d:1", "[::1:5", "1.2.3.4:x", "1.2.3.4:99999999999"]
+)
+def test_what_is_no_host(text: str) -> None:
+    with pytest.raises(UsageError):
+        host_bytes(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0", "0" * 31, "0" * 33, "g" * 32, " " * 32, "0 " * 16, "00" * 15 + " 0", "٠" * 32],
+)
+def test_what_is_no_id(text: str) -> None:
+    with pytest.raises(UsageError):
+        decode_id(text)

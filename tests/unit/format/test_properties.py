@@ -206,3 +206,25 @@ def test_tags_code(
 def test_a_delivery_time_wraps_as_a_long_does() -> None:
     code = props.tags_code(SCHEDULE_TOPIC, {"DELAY": "1"}, java.LONG_MAX, LEVELS)
     assert code == java.LONG_MIN + 999
+
+
+CRC = b"__CRC32#\x010123456789\x02"
+
+
+@pytest.mark.parametrize(
+    ("properties", "left"),
+    [
+        (b"", b""),
+        (CRC, b""),
+        (CRC[:-1], b""),
+        (CRC + CRC, b""),
+        (b"a\x01b", b"a\x01b\x02"),
+        (b"a\x01b\x02" + CRC, b"a\x01b\x02"),
+        (CRC + b"a\x01b\x02" + CRC, b"a\x01b\x02"),
+        (b"a\x01x__CRC32#\x01y\x02" + CRC, b"a\x01x__CRC32#\x01y\x02"),
+        (b"x__CRC32#\x01y\x02", b"x__CRC32#\x01y\x02"),
+        (b"a\x01__CRC32#\x02" + CRC + b"c\x01d", b"a\x01__CRC32#\x02c\x01d\x02"),
+    ],
+)
+def test_each_old_crc_is_removed(properties: bytes, left: bytes) -> None:
+    assert props.with_crc_room(properties) == left + bytes(props.CRC_SIZE)

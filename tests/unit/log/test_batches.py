@@ -13,7 +13,7 @@ import pytest
 from logquarry.errors import LogquarryError
 from logquarry.format import java
 from logquarry.format.frame import Frame
-from logquarry.log import batches, codec, columns, json_lines, schema
+from logquarry.log import batches, codec, columns, exported, schema
 from logquarry.log.batches import MessageFilter
 from logquarry.log.codec import Window
 from logquarry.log.columns import Decoding
@@ -110,7 +110,7 @@ def test_contents_bound_lines_and_searches() -> None:
             yield bodies
 
     def lines() -> list[str]:
-        parts = json_lines.line_parts(run.window, run.rows, decoding)
+        parts = exported.line_parts(run.window, run.rows, decoding)
         return [line for _, found in parts for line in found]
 
     whole = lines()

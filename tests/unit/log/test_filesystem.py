@@ -19,8 +19,9 @@ from logquarry.errors import StoreNotFound, UsageError
 from logquarry.log import batches, filesystem, lost_pages
 from logquarry.log.batches import MessageFilter
 from logquarry.log.columns import Decoding
-from logquarry.log.filesystem import ArrowFileSystem, FileSystem, LocalFileSystem, open_filesystem
+from logquarry.log.filesystem import ArrowFileSystem, FileSystem, LocalFileSystem
 from logquarry.log.layout import StoreLayout
+from logquarry.log.location import open_filesystem
 from logquarry.log.walk import LogReader
 from logquarry.read import selection
 from logquarry.read.log_end import log_bound

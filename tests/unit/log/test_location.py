@@ -8,7 +8,14 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreNotFound, UsageError
-from logquarry.log.location import near_store, path_or_url
+from logquarry.log.location import (
+    absolute,
+    broker_names,
+    find_stores,
+    near_store,
+    path_or_url,
+    stores_by_name,
+)
 from logquarry.testing.builder import fill
 
 
@@ -86,3 +93,116 @@ def test_a_folder_whose_name_is_a_scheme(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("url", ["file:/data/x", "file:///data/x", "file:data/x"])
 def test_a_file_url_needs_no_slashes(url: str) -> None:
     assert path_or_url(url).lstrip("/") == "data/x"
+
+
+def make_stores(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name / "commitlog").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["/data/broker-a"], ["broker-a"]),
+        (["/a/s1", "/b/s2"], ["s1", "s2"]),
+        (["/a/b1/store", "/a/b2/store"], ["b1", "b2"]),
+        (["/a/b1/store", "/a/b2/store", "/c/other"], ["b1", "b2", "other"]),
+        # The parents' names are equal, those of the grandparents are not.
+        (["/x/data/store", "/y/data/store"], ["x", "y"]),
+        # No single level tells all three apart.
+        (
+            ["/r1/b1/store", "/r1/b2/store", "/r2/b1/store"],
+            ["r1/b1/store", "b2/store", "r2/b1/store"],
+        ),
+        # The better name already belongs to another store.
+        (["/a/x/store", "/a/y/store", "/b/x"], ["x/store", "y", "b/x"]),
+        (["s3://bucket/b1/store", "s3://bucket/b2/store/"], ["b1", "b2"]),
+        (["/"], ["/"]),
+    ],
+)
+def test_broker_names(paths: list[str], names: list[str]) -> None:
+    assert broker_names(paths) == names
+    assert len(set(names)) == len(names)
+
+
+def test_a_store_twice() -> None:
+    with pytest.raises(UsageError, match="/a/store is given twice"):
+        broker_names(["/a/store", "/b", "/a/store/"])
+
+
+def test_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute("store/") == str(tmp_path / "store")
+    assert absolute(Path("a/../b")) == str(tmp_path / "b")
+    assert absolute("file:///a/b") == absolute("file:/a/b") == "/a/b"
+    assert absolute("s3://bucket/a/") == "s3://bucket/a"
+    with pytest.raises(UsageError):
+        absolute("")
+
+
+def test_globs_stand_for_stores(tmp_path: Path) -> None:
+    make_stores(tmp_path, "b2/store", "b1/store", "c1/store", ".b3/store")
+    (tmp_path / "b4" / "store").mkdir(parents=True)
+    (tmp_path / "b5").write_text("no folder")
+    found = find_stores([f"{tmp_path}/b*/store"])
+    assert found == (f"{tmp_path}/b1/store", f"{tmp_path}/b2/store")
+    assert find_stores([f"{tmp_path}/[bc]1/st?re"]) == (
+        f"{tmp_path}/b1/store",
+        f"{tmp_path}/c1/store",
+    )
+    assert find_stores([f"{tmp_path}/*/*/"])[0] == f"{tmp_path}/b1/store"
+
+
+def test_each_store_once(tmp_path: Path) -> None:
+    make_stores(tmp_path, "b1", "b2")
+    found = find_stores([tmp_path / "b2", f"{tmp_path}/b*", str(tmp_path / "b1")])
+    assert found == (f"{tmp_path}/b2", f"{tmp_path}/b1")
+
+
+def test_a_store_and_links_to_it(tmp_path: Path) -> None:
+    for name in ("b", "c"):
+        (tmp_path / name / "commitlog").mkdir(parents=True)
+    for name in ("a", "z"):
+        (tmp_path / name).symlink_to(tmp_path / "b")
+    stores = [str(tmp_path / "b"), str(tmp_path / "c")]
+    assert list(find_stores([tmp_path / "*"])) == stores
+    assert list(find_stores([tmp_path / "z", *stores])) == stores
+    assert stores_by_name([tmp_path / "z", tmp_path / "*"]) == dict(zip("bc", stores, strict=True))
+    links = (str(tmp_path / "z"), str(tmp_path / "a"))
+    assert find_stores(links) == links[:1]
+    assert stores_by_name(links) == {"z": links[0]}
+
+
+def test_links_below_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "b1" / "commitlog").mkdir(parents=True)
+    (tmp_path / "disk" / "active").symlink_to("b1")
+    (tmp_path / "data").symlink_to("disk")
+    store = str(tmp_path / "data" / "b1")
+    assert find_stores([tmp_path / "data" / "*"]) == (store,)
+    assert stores_by_name([tmp_path / "data" / "*"]) == {"b1": store}
+
+
+def test_a_path_with_wildcards_that_is_there(tmp_path: Path) -> None:
+    make_stores(tmp_path, "b[1]", "b1")
+    assert find_stores([tmp_path / "b[1]"]) == (f"{tmp_path}/b[1]",)
+
+
+def test_a_path_need_not_be_there(tmp_path: Path) -> None:
+    assert find_stores([tmp_path / "nowhere"]) == (f"{tmp_path}/nowhere",)
+
+
+@pytest.mark.parametrize("pattern", ["*", "no*/store", "nowhere/*/store"])
+def test_globs_that_match_nothing(tmp_path: Path, pattern: str) -> None:
+    with pytest.raises(StoreNotFound, match="matches no store"):
+        find_stores([tmp_path / pattern])
+
+
+@pytest.mark.parametrize("url", ["s3://buck*/store", "s3://*", "s3://b?cket/a*", "gs://b[12]/*/c"])
+def test_a_wildcard_in_the_name_of_a_bucket(url: str) -> None:
+    with pytest.raises(UsageError, match="the name of the bucket or host has a wildcard"):
+        find_stores([url])
+
+
+def test_no_locations() -> None:
+    with pytest.raises(UsageError):
+        find_stores([])

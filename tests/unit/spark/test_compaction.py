@@ -14,7 +14,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.ingest.rows import open_source
-from logquarry.log import exact_properties
+from logquarry.log import exported
 from logquarry.spark.compaction import compact
 from logquarry.spark.export import _manifest, read_options
 from logquarry.spark.lakehouse.iceberg import Iceberg
@@ -84,7 +84,7 @@ def odd_strings(dest: Path) -> list[tuple[Any, Any]]:
     """Return the exact properties in the metadata, by the rows that they belong to."""
     found = []
     for path in sorted(dest.rglob("part-*.parquet")):
-        listed = exact_properties.read(pq.read_metadata(path).metadata)
+        listed = exported.read_exact(pq.read_metadata(path).metadata)
         if listed is not None:
             table = pq.read_table(path, columns=["body"], partitioning=None)
             found += [

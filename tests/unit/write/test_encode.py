@@ -9,7 +9,7 @@ import pytest
 
 from logquarry.config import StoreConfig
 from logquarry.errors import MessageRejected, UsageError
-from logquarry.format import frame, java, message_id, sys_flag
+from logquarry.format import frame, java, sys_flag
 from logquarry.format.frame import Frame
 from logquarry.message import Message
 from logquarry.stored_message import StoredMessage
@@ -57,7 +57,7 @@ def test_every_field() -> None:
         sys_flag=sys_flag.TRANSACTION_COMMIT,
         born_timestamp=11,
         born_host="[2001:db8::1]:9",
-        store_host=message_id.host_bytes("10.0.0.1:80"),
+        store_host=frame.host_bytes("10.0.0.1:80"),
         reconsume_times=2,
         prepared_transaction_offset=99,
     )

@@ -16,7 +16,6 @@ from logquarry.format.kernels.columns import (
     copy_spans,
     gather,
     host_texts,
-    intern_topics,
     measure_inner,
     message_ids,
     offsets_of,
@@ -35,8 +34,7 @@ from logquarry.format.kernels.encode import (
     place_staged,
     same_staged,
 )
-from logquarry.format.kernels.entries import check_chains, group_units, index_keys, put_index_keys
-from logquarry.format.kernels.follow import follow
+from logquarry.format.kernels.follow import check_chains, follow, group_units, put_index_keys
 from logquarry.format.kernels.gets import (
     frame_rows,
     frame_rows_address,
@@ -49,6 +47,7 @@ from logquarry.format.kernels.properties import (
     TAGS,
     UNIQ_KEY,
     bad_utf8,
+    index_keys,
     look_into,
     mark_named,
     mark_suspects,

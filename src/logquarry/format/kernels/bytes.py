@@ -22,7 +22,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from logquarry.format import frame, sys_flag
+from logquarry.format import frame, java, sys_flag
 from logquarry.systems import cache_folder, held
 
 _BYTE = ir.IntType(8)
@@ -44,7 +44,7 @@ _prepare_cache()
 
 def _load(width: int) -> Any:
     def typed(typingctx: Any, address: Any) -> Any:
-        signature = {1: types.uint8, 4: types.int32, 8: types.int64}[width](types.uintp)
+        kind = {1: types.uint8, 2: types.int16, 4: types.int32, 8: types.int64}[width]
 
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             word = ir.IntType(8 * width)
@@ -52,13 +52,14 @@ def _load(width: int) -> Any:
             value = builder.load(pointer, align=1)
             return builder.bswap(value) if width > 1 else value
 
-        return signature, codegen
+        return kind(types.uintp), codegen
 
     typed.__name__ = f"load{8 * width}"
     return intrinsic(typed)
 
 
 load_u8 = _load(1)
+load_i16 = _load(2)
 load_i32 = _load(4)
 load_i64 = _load(8)
 
@@ -230,6 +231,7 @@ BODY_AT_V4 = frame.BODY_POSITION
 BORN_V6 = sys_flag.BORN_HOST_V6
 STORE_V6 = sys_flag.STORE_HOST_V6
 TRANSACTION_MASK = sys_flag.TRANSACTION_MASK
+CRC_MASK = np.uint32(java.INT_MAX)
 
 
 def _signed(word: int) -> int:
@@ -244,6 +246,12 @@ MAGIC_FIRST = frame.MAGIC_V1 >> 24
 
 # --------------------------------------------------------------------------------------------------
 # Small operations on bytes that several kernels use.
+
+
+@kernel
+def store_time_at(flags: int) -> int:
+    """Return the position of STORETIMESTAMP in a frame with this SYSFLAG."""
+    return HEAD_SIZE + HOST_V4 + (HOST_EXTRA if flags & BORN_V6 else 0)
 
 
 @kernel

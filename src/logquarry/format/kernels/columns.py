@@ -8,25 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from logquarry.format import arrays as r
 from logquarry.format import batch, frame, java, sys_flag
-from logquarry.format.arrays import (
-    BODY_AT,
-    BODY_LENGTH,
-    FROM_BODY,
-    FROM_STORE_TIME,
-    POSITION,
-    PROPS_AT,
-    PROPS_LENGTH,
-    SIZE,
-    TOPIC_AT,
-    TOPIC_LENGTH,
-)
 from logquarry.format.kernels.bytes import (
     AT_BODY_LENGTH,
     AT_CRC,
     AT_PHYSICAL_OFFSET,
     AT_SYS_FLAG,
     BORN_V6,
+    CRC_MASK,
     HEAD_SIZE,
     HOST_EXTRA,
     HOST_V4,
@@ -38,9 +28,9 @@ from logquarry.format.kernels.bytes import (
     copy_bytes,
     copy_short,
     crc32,
-    hash_bytes,
     is_ascii,
     kernel,
+    load_i16,
     load_i32,
     load_i64,
     load_raw64,
@@ -48,6 +38,7 @@ from logquarry.format.kernels.bytes import (
     same_bytes,
     store_i32,
     store_i64,
+    store_time_at,
 )
 
 _H = frame.HEAD.offsets
@@ -60,13 +51,7 @@ _ITEM_SIZE, _ITEM_FLAG = _ITEM["size"], _ITEM["flag"]
 _ITEM_BODY_LENGTH = _ITEM["body_length"]
 _ITEM_HEAD, _ITEM_FIXED = batch.HEAD.size, batch.FIXED_SIZE
 _LENGTH_SIZE = frame.PROPERTIES_LENGTH.size
-_CRC_MASK = np.uint32(java.INT_MAX)
 _LONG_MAX = java.LONG_MAX
-
-
-@kernel
-def _load_i16(address: int) -> int:
-    return (np.int64(np.int8(load_u8(address))) << 8) | np.int64(load_u8(address + 1))
 
 
 @kernel
@@ -84,7 +69,7 @@ def _items(body: int, length: int) -> tuple[int, int]:
         body_length = np.int64(load_i32(item + _ITEM_BODY_LENGTH))
         if body_length < 0 or body_length > length - at - _ITEM_FIXED:
             return np.int64(-1), room
-        props_length = _load_i16(item + _ITEM_HEAD + body_length)
+        props_length = np.int64(load_i16(item + _ITEM_HEAD + body_length))
         size = _ITEM_FIXED + body_length + props_length
         if props_length < 0 or size > length - at or np.int64(load_i32(item + _ITEM_SIZE)) != size:
             return np.int64(-1), room
@@ -108,7 +93,7 @@ def measure_inner(
     """
     any_inner = False
     for i in range(count):
-        flags = load_i32(address + np.int64(rows[i, POSITION]) + AT_SYS_FLAG)
+        flags = load_i32(address + np.int64(rows[i, r.POSITION]) + AT_SYS_FLAG)
         if flags & _INNER == _INNER:
             any_inner = True
             break
@@ -117,16 +102,16 @@ def measure_inner(
         return found, frames, size
     for i in range(count):
         numbers[i] = 0
-        at = address + np.int64(rows[i, POSITION])
+        at = address + np.int64(rows[i, r.POSITION])
         flags = load_i32(at + AT_SYS_FLAG)
-        whole = np.int64(rows[i, SIZE])
+        whole = np.int64(rows[i, r.SIZE])
         if flags & _INNER == _INNER:
             if flags & _COMPRESSED:
                 return np.int64(-1), frames, size
             found += 1
-            length = np.int64(rows[i, BODY_LENGTH])
-            items, room = _items(at + np.int64(rows[i, BODY_AT]), length)
-            fixed = whole - length - np.int64(rows[i, PROPS_LENGTH])
+            length = np.int64(rows[i, r.BODY_LENGTH])
+            items, room = _items(at + np.int64(rows[i, r.BODY_AT]), length)
+            fixed = whole - length - np.int64(rows[i, r.PROPS_LENGTH])
             room += items * fixed
             fits = room <= limit and load_i64(at + _AT_QUEUE_OFFSET) <= _LONG_MAX - items
             if items > 0 and fits:
@@ -155,28 +140,28 @@ def unwrap_frames(
     to = np.int64(0)
     made = 0
     for i in range(rows.shape[0]):
-        at = address + np.int64(rows[i, POSITION])
-        size = np.int64(rows[i, SIZE])
+        at = address + np.int64(rows[i, r.POSITION])
+        size = np.int64(rows[i, r.SIZE])
         if numbers[i] == 0:
             copy_bytes(target + to, at, size)
             for column in range(rows.shape[1]):
                 out_rows[made, column] = rows[i, column]
-            out_rows[made, POSITION] = to
+            out_rows[made, r.POSITION] = to
             made += 1
             to += size
             continue
-        head = np.int64(rows[i, BODY_AT])
-        body_length = np.int64(rows[i, BODY_LENGTH])
-        topic_length = np.int64(rows[i, TOPIC_LENGTH])
+        head = np.int64(rows[i, r.BODY_AT])
+        body_length = np.int64(rows[i, r.BODY_LENGTH])
+        topic_length = np.int64(rows[i, r.TOPIC_LENGTH])
         topic_start = head + body_length
-        topic_size = np.int64(rows[i, TOPIC_AT]) - topic_start + topic_length
+        topic_size = np.int64(rows[i, r.TOPIC_AT]) - topic_start + topic_length
         flags = load_i32(at + AT_SYS_FLAG) & _KEPT_FLAGS
         queue_offset = load_i64(at + _AT_QUEUE_OFFSET)
         item = at + head
         for number in range(numbers[i]):
             own = np.int64(load_i32(item + _ITEM_BODY_LENGTH))
             source = item + _ITEM_HEAD
-            props_length = _load_i16(source + own)
+            props_length = np.int64(load_i16(source + own))
             whole = head + own + topic_size + _LENGTH_SIZE + props_length
             start = target + to
             copy_bytes(start, at, head)
@@ -186,19 +171,19 @@ def unwrap_frames(
             # at once.
             copy_short(start + head + own + topic_size, source + own, _LENGTH_SIZE + props_length)
             store_i32(start + _AT_SIZE, whole)
-            store_i32(start + AT_CRC, np.int32(crc32(crc_function, start + head, own) & _CRC_MASK))
+            store_i32(start + AT_CRC, np.int32(crc32(crc_function, start + head, own) & CRC_MASK))
             store_i32(start + _AT_FLAG, load_i32(item + _ITEM_FLAG))
             store_i32(start + AT_SYS_FLAG, flags)
             store_i64(start + _AT_QUEUE_OFFSET, queue_offset + number)
             store_i32(start + head - TAIL_SIZE + AT_BODY_LENGTH, own)
-            out_rows[made, POSITION] = to
-            out_rows[made, SIZE] = whole
-            out_rows[made, BODY_AT] = head
-            out_rows[made, BODY_LENGTH] = own
-            out_rows[made, TOPIC_AT] = head + own + topic_size - topic_length
-            out_rows[made, TOPIC_LENGTH] = topic_length
-            out_rows[made, PROPS_AT] = head + own + topic_size + _LENGTH_SIZE
-            out_rows[made, PROPS_LENGTH] = props_length
+            out_rows[made, r.POSITION] = to
+            out_rows[made, r.SIZE] = whole
+            out_rows[made, r.BODY_AT] = head
+            out_rows[made, r.BODY_LENGTH] = own
+            out_rows[made, r.TOPIC_AT] = head + own + topic_size - topic_length
+            out_rows[made, r.TOPIC_LENGTH] = topic_length
+            out_rows[made, r.PROPS_AT] = head + own + topic_size + _LENGTH_SIZE
+            out_rows[made, r.PROPS_LENGTH] = props_length
             made += 1
             to += whole
             item = source + own + _LENGTH_SIZE + props_length
@@ -221,7 +206,7 @@ def message_ids(address: int, rows: Array, count: int, offsets: Array, out: Arra
     target = out.ctypes.data
     pairs = _HEX_PAIRS.ctypes.data
     for i in range(count):
-        place = address + rows[i, POSITION]
+        place = address + rows[i, r.POSITION]
         flags = load_i32(place + AT_SYS_FLAG)
         born = HOST_V4 + (HOST_EXTRA if flags & BORN_V6 else 0)
         store = HOST_V4 + (HOST_EXTRA if flags & STORE_V6 else 0)
@@ -271,7 +256,7 @@ HOST_TEXT_SIZE = 56
 def host_texts(
     address: int, rows: Array, count: int, store_host: bool, offsets: Array, out: Array
 ) -> int:
-    """Write hosts in the form of ``message_id.host_text``, and return the number of bytes written.
+    """Write hosts in the form of ``frame.host_text``, and return the number of bytes written.
 
     ``out`` has room for HOST_TEXT_SIZE bytes per frame.
     """
@@ -280,7 +265,7 @@ def host_texts(
     last_host = address
     last_size = 0
     for i in range(count):
-        place = address + rows[i, POSITION]
+        place = address + rows[i, r.POSITION]
         flags = load_i32(place + AT_SYS_FLAG)
         host = place + HEAD_SIZE
         wide = flags & BORN_V6 != 0
@@ -358,21 +343,19 @@ def gather(
     One call reads all fields, so that each frame's head is fetched from memory only once.
     """
     for i in range(count):
-        place = address + rows[i, POSITION]
-        store_time = place + HEAD_SIZE + HOST_V4
-        if load_i32(place + AT_SYS_FLAG) & BORN_V6:
-            store_time += HOST_EXTRA
-        body = place + rows[i, BODY_AT]
+        place = address + rows[i, r.POSITION]
+        store_time = place + store_time_at(load_i32(place + AT_SYS_FLAG))
+        body = place + rows[i, r.BODY_AT]
         for f in range(from32.shape[0]):
             start = place
-            if from32[f] == FROM_BODY:
+            if from32[f] == r.FROM_BODY:
                 start = body
             out32[f, i] = load_i32(start + at32[f])
         for f in range(from64.shape[0]):
             start = place
-            if from64[f] == FROM_BODY:
+            if from64[f] == r.FROM_BODY:
                 start = body
-            elif from64[f] == FROM_STORE_TIME:
+            elif from64[f] == r.FROM_STORE_TIME:
                 start = store_time
             out64[f, i] = load_i64(start + at64[f]) * factors[f]
 
@@ -385,7 +368,7 @@ def spans_of(
     of the frame.
     """
     for i in range(count):
-        starts[i] = rows[i, POSITION] + rows[i, at_column]
+        starts[i] = rows[i, r.POSITION] + rows[i, at_column]
         lengths[i] = rows[i, length_column]
 
 
@@ -394,8 +377,8 @@ def topic_spans(address: int, rows: Array, count: int, starts: Array, lengths: A
     """Write start (in the window) and length of each topic. Return whether all topics are ASCII."""
     ascii_only = True
     for i in range(count):
-        start = rows[i, POSITION] + rows[i, TOPIC_AT]
-        length = rows[i, TOPIC_LENGTH]
+        start = rows[i, r.POSITION] + rows[i, r.TOPIC_AT]
+        length = rows[i, r.TOPIC_LENGTH]
         starts[i] = start
         lengths[i] = length
         ascii_only &= is_ascii(address + start, length)
@@ -431,40 +414,3 @@ def copy_spans(address: int, starts: Array, count: int, offsets: Array, target: 
     """Copy the bytes of spans to ``target``, without gaps between them."""
     for i in range(count):
         copy_short(target + offsets[i], address + starts[i], offsets[i + 1] - offsets[i])
-
-
-@kernel
-def intern_topics(
-    address: int, rows: Array, count: int, table: Array, found: Array, ids: Array
-) -> int:
-    """Give each distinct topic a number, in order of first appearance, and return the count of
-    distinct topics.
-
-    ``table`` (int32) is the hash table. Its length must be a power of two, and it must be filled
-    with -1. ``found`` (int32, (n, 2)) holds start and length of each topic; ``ids`` holds the
-    number of each frame's topic. If there are more than n topics, the result is -1.
-    """
-    mask = table.shape[0] - 1
-    known = 0
-    for i in range(count):
-        start = rows[i, POSITION] + rows[i, TOPIC_AT]
-        length = rows[i, TOPIC_LENGTH]
-        slot = np.int64(hash_bytes(address + start, length) & np.uint64(mask))
-        while True:
-            number = table[slot]
-            if number < 0:
-                if known == found.shape[0]:
-                    return -1
-                table[slot] = known
-                found[known, 0] = start
-                found[known, 1] = length
-                ids[i] = known
-                known += 1
-                break
-            if found[number, 1] == length and same_bytes(
-                address + found[number, 0], address + start, length
-            ):
-                ids[i] = number
-                break
-            slot = (slot + 1) & mask
-    return known

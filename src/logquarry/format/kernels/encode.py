@@ -9,14 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from logquarry.format import batch, frame, java, properties
+from logquarry.format import put_frames as r
 from logquarry.format.kernels.bytes import (
     AT_BODY_LENGTH,
     AT_CRC,
     AT_PHYSICAL_OFFSET,
     AT_SYS_FLAG,
-    BORN_V6,
+    CRC_MASK,
     FIXED_V1,
-    HOST_EXTRA,
     TAIL_SIZE,
     TRANSACTION_MASK,
     Array,
@@ -27,6 +27,7 @@ from logquarry.format.kernels.bytes import (
     hash_number,
     java_hash,
     kernel,
+    load_i16,
     load_i32,
     load_i64,
     load_u8,
@@ -34,30 +35,8 @@ from logquarry.format.kernels.bytes import (
     store_i16,
     store_i32,
     store_i64,
+    store_time_at,
     store_u8,
-)
-from logquarry.format.put_frames import (
-    ADVANCES,
-    BODY_AT,
-    BODY_LENGTH,
-    BORN_TIMESTAMP,
-    FLAG,
-    HEAD,
-    HEAD_SIZE,
-    NO_FRAME,
-    NO_ROOM,
-    PLACED,
-    PREPARED_OFFSET,
-    PROPS_AT,
-    PROPS_LENGTH,
-    QUEUE,
-    QUEUE_ID,
-    QUEUE_OFFSET,
-    RECONSUME_TIMES,
-    SIZE,
-    STORE_TIMESTAMP,
-    TIME_AT,
-    TOPIC,
 )
 from logquarry.format.sys_flag import TRANSACTION_COMMIT, TRANSACTION_NOT
 
@@ -71,7 +50,6 @@ _AT_RECONSUME_TIMES = frame.TAIL.offsets["reconsume_times"]
 _AT_PREPARED_OFFSET = frame.TAIL.offsets["prepared_transaction_offset"]
 _LENGTH_SIZE = frame.PROPERTIES_LENGTH.size
 _BLANK = frame.BLANK.size
-CRC_MASK = np.uint32(java.INT_MAX)
 
 
 @kernel
@@ -139,44 +117,44 @@ def encode_frames(
     """
     heads_at, widest, topics_at = heads.ctypes.data, heads.shape[1], topics.ctypes.data
     for i in range(start, stop):
-        size = rows[SIZE, i]
+        size = rows[r.SIZE, i]
         if position + size + _BLANK > end:
             return i, position
         at = address + position
-        head = rows[HEAD, i]
-        head_size = head_facts[head, HEAD_SIZE]
-        body_length = rows[BODY_LENGTH, i]
+        head = rows[r.HEAD, i]
+        head_size = head_facts[head, r.HEAD_SIZE]
+        body_length = rows[r.BODY_LENGTH, i]
         to = _write_start(
             at,
             heads_at + head * widest,
             head_size,
-            rows[BODY_AT, i],
+            rows[r.BODY_AT, i],
             body_length,
             size,
-            rows[FLAG, i],
+            rows[r.FLAG, i],
             crc_function,
         )
-        queue_offset = rows[QUEUE_OFFSET, i]
-        queue = rows[QUEUE, i]
-        now = max(now, rows[STORE_TIMESTAMP, i])
-        if head_facts[head, ADVANCES] != 0:
+        queue_offset = rows[r.QUEUE_OFFSET, i]
+        queue = rows[r.QUEUE, i]
+        now = max(now, rows[r.STORE_TIMESTAMP, i])
+        if head_facts[head, r.ADVANCES] != 0:
             queue_offset = next_offsets[queue]
             next_offsets[queue] = queue_offset + 1
-        store_i32(at + AT_QUEUE_ID, rows[QUEUE_ID, i])
+        store_i32(at + AT_QUEUE_ID, rows[r.QUEUE_ID, i])
         store_i64(at + AT_QUEUE_OFFSET, queue_offset)
         store_i64(at + AT_PHYSICAL_OFFSET, base + position)
-        store_i64(at + _AT_BORN_TIMESTAMP, rows[BORN_TIMESTAMP, i])
-        store_i64(at + head_facts[head, TIME_AT], now)
+        store_i64(at + _AT_BORN_TIMESTAMP, rows[r.BORN_TIMESTAMP, i])
+        store_i64(at + head_facts[head, r.TIME_AT], now)
         tail = at + head_size - TAIL_SIZE
-        store_i32(tail + _AT_RECONSUME_TIMES, rows[RECONSUME_TIMES, i])
-        store_i64(tail + _AT_PREPARED_OFFSET, rows[PREPARED_OFFSET, i])
-        topic = rows[TOPIC, i]
+        store_i32(tail + _AT_RECONSUME_TIMES, rows[r.RECONSUME_TIMES, i])
+        store_i64(tail + _AT_PREPARED_OFFSET, rows[r.PREPARED_OFFSET, i])
+        topic = rows[r.TOPIC, i]
         topic_length = topic_ends[topic + 1] - topic_ends[topic]
         copy_short(to, topics_at + topic_ends[topic], topic_length)
         to += topic_length
-        properties_length = rows[PROPS_LENGTH, i]
+        properties_length = rows[r.PROPS_LENGTH, i]
         store_i16(to, properties_length)
-        copy_short(to + _LENGTH_SIZE, rows[PROPS_AT, i], properties_length)
+        copy_short(to + _LENGTH_SIZE, rows[r.PROPS_AT, i], properties_length)
         physical_offsets[i] = base + position
         queue_offsets[i] = queue_offset
         store_times[i] = now
@@ -327,7 +305,7 @@ def batch_frames(
             return -1, size, bodies
         body = item + _ITEM_HEAD
         length_at = body + body_length
-        own_size = (np.int64(np.int8(load_u8(length_at))) << 8) | np.int64(load_u8(length_at + 1))
+        own_size = np.int64(load_i16(length_at))
         own = length_at + _LENGTH_SIZE
         if own_size < 0 or own + own_size > source + end:
             return -1, size, bodies
@@ -369,7 +347,6 @@ def batch_frames(
     return count, size, bodies
 
 
-_TIME_AT_V4 = frame.HEAD.size + frame.HOST_SIZE_V4
 _TIME_SIZE = frame.STORE_TIME.size
 _AFTER_OFFSETS = AT_PHYSICAL_OFFSET + 8
 _SPACE = 32
@@ -413,16 +390,16 @@ def place_staged(
     first = position
     while start < stop and position - first < most:
         if stop - start < FIXED_V1:
-            return start, position, count, NO_FRAME
+            return start, position, count, r.NO_FRAME
         at = source + start
         size = np.int64(load_i32(at))
         queue = load_i64(at + AT_QUEUE_OFFSET)
         if size < FIXED_V1 or size > stop - start:
-            return start, position, count, NO_FRAME
+            return start, position, count, r.NO_FRAME
         if queue < 0 or queue >= next_offsets.shape[0]:
-            return start, position, count, NO_FRAME
+            return start, position, count, r.NO_FRAME
         if position + size + _BLANK > end:
-            return start, position, count, NO_ROOM
+            return start, position, count, r.NO_ROOM
         to = address + position
         copy_bytes(to, at, size)
         flags = load_i32(at + AT_SYS_FLAG)
@@ -433,16 +410,13 @@ def place_staged(
             next_offsets[queue] = queue_offset + 1
         store_i64(to + AT_QUEUE_OFFSET, queue_offset)
         store_i64(to + AT_PHYSICAL_OFFSET, base + position)
-        time_at = _TIME_AT_V4
-        if flags & BORN_V6:
-            time_at += HOST_EXTRA
-        store_i64(to + time_at, now)
+        store_i64(to + store_time_at(flags), now)
         placed[0, queue] += 1
         placed[1, queue] += size
         start += size
         position += size
         count += 1
-    return start, position, count, PLACED
+    return start, position, count, r.PLACED
 
 
 @kernel
@@ -461,9 +435,7 @@ def same_staged(
         size = np.int64(load_i32(at))
         if size < FIXED_V1 or size > stop - start or size > end - position:
             break
-        time_at = _TIME_AT_V4
-        if load_i32(at + AT_SYS_FLAG) & BORN_V6:
-            time_at += HOST_EXTRA
+        time_at = store_time_at(load_i32(at + AT_SYS_FLAG))
         rest = time_at + _TIME_SIZE
         if not same_bytes(at, to, AT_QUEUE_OFFSET):
             break

@@ -1,45 +1,24 @@
-"""The kernel that reads the log for the dispatcher. It checks and decodes each frame in one pass.
+"""The kernels of the dispatcher: :func:`follow` reads the log, and the others write the entries of
+queues and index, and check the chains of an index file.
 
-The kernel cannot decode a frame whose text is not UTF-8, or, in the schedule topic, whose DELAY is
-not one to nine digits. It only counts such frames, and the caller decodes them with the pure-Python
-version (the reference). To do the same as RocketMQ's recovery (``as_java``), the kernel stops at a
-sound frame that Java might not accept as a message.
+:func:`follow` checks and decodes each frame in one pass. It cannot decode a frame whose text is not
+UTF-8, or, in the schedule topic, whose DELAY is not one to nine digits: it only counts such frames,
+and the caller decodes them with the pure-Python version (the reference). To do the same as
+RocketMQ's recovery (``as_java``), :func:`follow` stops at a sound frame that Java might not accept
+as a message.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from logquarry.format import index, sys_flag
+from logquarry.format import arrays as r
+from logquarry.format import index, java, queue_entry, sys_flag
 from logquarry.format import properties as props
-from logquarry.format.arrays import (
-    ASK_JAVA,
-    FRAME_SIZE,
-    HAS_KEY,
-    PHYSICAL_OFFSET,
-    PROPS_AT,
-    PROPS_LENGTH,
-    QUEUE,
-    QUEUE_ID,
-    QUEUE_OFFSET,
-    REACHED_STOP,
-    SIZE,
-    STORE_TIMESTAMP,
-    SYS_FLAG,
-    TABLE_FULL,
-    TAGS_CODE,
-    TOPIC_AT,
-    TOPIC_ID,
-    TOPIC_LENGTH,
-)
 from logquarry.format.kernels.bytes import (
     AT_MAGIC,
     AT_PHYSICAL_OFFSET,
     AT_SYS_FLAG,
-    BORN_V6,
-    HEAD_SIZE,
-    HOST_EXTRA,
-    HOST_V4,
     MAGIC_V1,
     TRANSACTION_MASK,
     Array,
@@ -48,17 +27,31 @@ from logquarry.format.kernels.bytes import (
     is_ascii,
     is_utf8,
     java_hash,
-    java_hash_on,
     kernel,
     load_i32,
     load_i64,
     load_u8,
     prefetch,
     same_bytes,
+    store_i32,
+    store_i64,
+    store_time_at,
 )
 from logquarry.format.kernels.encode import AT_QUEUE_ID, AT_QUEUE_OFFSET
-from logquarry.format.kernels.entries import SPACE, positive
-from logquarry.format.kernels.properties import name_table, next_separator, which_name
+from logquarry.format.kernels.properties import (
+    DELAY,
+    KEYS,
+    NAME_BYTES,
+    NAME_LENGTHS,
+    NAME_STARTS,
+    SCHEDULE_TOPIC,
+    TAGS,
+    UNIQ_KEY,
+    hash_keys,
+    next_separator,
+    plain_number,
+    which_name,
+)
 from logquarry.format.kernels.walk import (
     CACHE_LINE,
     ENTRY_HEAD_SIZE,
@@ -67,14 +60,9 @@ from logquarry.format.kernels.walk import (
     has_head,
 )
 
-_NAMES = (props.TAGS, props.KEYS, props.UNIQ_KEY, props.DELAY)
-_TAGS, _KEYS, _UNIQ_KEY, _DELAY = range(4)
-_NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS = name_table(_NAMES)
 _NAME_VALUE = ord(props.NAME_VALUE_SEPARATOR)
-_SCHEDULE_TOPIC = np.frombuffer(props.SCHEDULE_TOPIC.encode(), np.uint8).copy()
 _NOT, _COMMIT = sys_flag.TRANSACTION_NOT, sys_flag.TRANSACTION_COMMIT
 _ROLLBACK = sys_flag.TRANSACTION_ROLLBACK
-_MOST_DIGITS = 9
 _KEY_GLUE = ord(index.key_text("", ""))
 
 TOPIC_START, TOPIC_SIZE, TOPIC_HASH, IS_SCHEDULE = range(4)
@@ -101,8 +89,8 @@ def _topic_number(start: int, length: int, table: Array, topics: Array, known: i
             topics[known, TOPIC_HASH] = np.int64(
                 np.int32(np.uint32(java_hash(start, length)) * np.uint32(31) + np.uint32(_KEY_GLUE))
             )
-            scheduled = length == _SCHEDULE_TOPIC.shape[0] and same_bytes(
-                start, _SCHEDULE_TOPIC.ctypes.data, length
+            scheduled = length == SCHEDULE_TOPIC.shape[0] and same_bytes(
+                start, SCHEDULE_TOPIC.ctypes.data, length
             )
             topics[known, IS_SCHEDULE] = 1 if scheduled else 0
             return known
@@ -133,20 +121,6 @@ def _queue_number(topic: int, queue_id: int, table: Array, queues: Array, known:
         if queues[number, 0] == topic and queues[number, 1] == queue_id:
             return np.int64(number)
         slot = (slot + 1) & np.int64(mask)
-
-
-@kernel
-def _plain_number(address: int, digits: int) -> int:
-    """Return the number that one to nine ASCII digits represent; -1 for other text."""
-    if digits > _MOST_DIGITS:
-        return -1
-    value = 0
-    for k in range(digits):
-        digit = np.int64(load_u8(address + k)) - 48
-        if digit < 0 or digit > 9:
-            return -1
-        value = value * 10 + digit
-    return value
 
 
 @kernel
@@ -196,7 +170,7 @@ def follow(
     tag_code = np.int64(0)
     while position < stop:
         if count == rows.shape[0]:
-            return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
+            return count, position, r.TABLE_FULL, topic_count, queue_count, key_count, odd
         ahead = min(position + PREFETCH_AHEAD, window)
         asked = max(asked, position)
         while asked < ahead:
@@ -210,17 +184,17 @@ def follow(
                 position = place
                 break
         code = check_frame(address, place, window, end, base, crc_function, check_crc, row)
-        if code != REACHED_STOP:
+        if code != r.REACHED_STOP:
             return count, position, code, topic_count, queue_count, key_count, odd
         at = address + place
         if as_java and load_i32(at + AT_MAGIC) != MAGIC_V1:
-            return count, position, ASK_JAVA, topic_count, queue_count, key_count, odd
-        props, props_length = at + row[PROPS_AT], row[PROPS_LENGTH]
+            return count, position, r.ASK_JAVA, topic_count, queue_count, key_count, odd
+        props, props_length = at + row[r.PROPS_AT], row[r.PROPS_LENGTH]
         # A frame has at most this many keys, because each key has at least one byte and a
         # separator.
         if key_count + (props_length >> 1) + 2 > hashes.shape[0]:
-            return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
-        topic_at, topic_length = at + row[TOPIC_AT], row[TOPIC_LENGTH]
+            return count, position, r.TABLE_FULL, topic_count, queue_count, key_count, odd
+        topic_at, topic_length = at + row[r.TOPIC_AT], row[r.TOPIC_LENGTH]
         is_text = True
         topic = last_topic
         if (
@@ -231,7 +205,7 @@ def follow(
             if is_utf8(topic_at, topic_length):
                 topic = _topic_number(topic_at, topic_length, topic_table, topics, topic_count)
                 if topic < 0:
-                    return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
+                    return count, position, r.TABLE_FULL, topic_count, queue_count, key_count, odd
                 topic_count = max(topic_count, topic + 1)
             else:
                 odd += 1
@@ -247,16 +221,13 @@ def follow(
             if queue < 0 or queues[queue, 0] != topic or queues[queue, 1] != queue_id:
                 queue = _queue_number(topic, queue_id, queue_table, queues, queue_count)
                 if queue < 0:
-                    return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
+                    return count, position, r.TABLE_FULL, topic_count, queue_count, key_count, odd
                 queue_count = max(queue_count, queue + 1)
             last_queue = queue
         # A topic that is not valid UTF-8 gets the index 0. The next frame must not be compared with
         # topic 0: the bytes of topic 0 may be from an earlier call, and may be released.
         last_topic = topic if is_text else -1
-        hosts = HEAD_SIZE + HOST_V4
-        if flags & BORN_V6:
-            hosts += HOST_EXTRA
-        store_time = load_i64(at + hosts)
+        store_time = load_i64(at + store_time_at(flags))
         if not is_ascii(props, props_length) and not is_utf8(props, props_length):
             odd += 1
         tags_at = keys_at = uniq_at = delay_at = props
@@ -270,15 +241,15 @@ def follow(
             length = stop_at - middle - 1
             if middle > segment and length > 0:
                 name = which_name(
-                    props + segment, middle - segment, _NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS
+                    props + segment, middle - segment, NAME_BYTES, NAME_LENGTHS, NAME_STARTS
                 )
-                if name == _TAGS:
+                if name == TAGS:
                     tags_at, tags = props + middle + 1, length
-                elif name == _KEYS:
+                elif name == KEYS:
                     keys_at, keys = props + middle + 1, length
-                elif name == _UNIQ_KEY:
+                elif name == UNIQ_KEY:
                     uniq_at, uniq = props + middle + 1, length
-                elif name == _DELAY:
+                elif name == DELAY:
                     delay_at, digits = props + middle + 1, length
             segment = stop_at + 1
         tags_code = np.int64(0)
@@ -288,42 +259,174 @@ def follow(
                 tag_code = java_hash(tags_at, tags)
             tags_code = tag_code
         if digits > 0 and topics[topic, IS_SCHEDULE] != 0:
-            level = _plain_number(delay_at, digits)
+            level = min(plain_number(delay_at, digits), levels.shape[0])
             if level < 0:
                 if as_java:
-                    return count, position, ASK_JAVA, topic_count, queue_count, key_count, odd
+                    return count, position, r.ASK_JAVA, topic_count, queue_count, key_count, odd
                 odd += 1
-            else:
-                level = min(level, levels.shape[0])
-                if level > 0:
-                    tags_code = store_time + levels[level - 1]
+            elif level > 0:
+                tags_code = store_time + levels[level - 1]
         has_key = (keys > 0 or uniq > 0) and kind != _ROLLBACK
         if has_key:
             prefix = topics[topic, TOPIC_HASH]
-            if uniq > 0:
-                hashes[key_count] = positive(java_hash_on(prefix, uniq_at, uniq))
-                numbers[key_count] = count
-                key_count += 1
-            begin = np.int64(0)
-            for k in range(keys + 1):
-                if k == keys or load_u8(keys_at + k) == SPACE:
-                    if k > begin:
-                        hashes[key_count] = positive(
-                            java_hash_on(prefix, keys_at + begin, k - begin)
-                        )
-                        numbers[key_count] = count
-                        key_count += 1
-                    begin = np.int64(k + 1)
-        requests[TOPIC_ID, count] = topic
-        requests[QUEUE_ID, count] = queue_id
-        requests[QUEUE_OFFSET, count] = load_i64(at + AT_QUEUE_OFFSET)
-        requests[PHYSICAL_OFFSET, count] = load_i64(at + AT_PHYSICAL_OFFSET)
-        requests[FRAME_SIZE, count] = row[SIZE]
-        requests[SYS_FLAG, count] = flags
-        requests[STORE_TIMESTAMP, count] = store_time
-        requests[TAGS_CODE, count] = tags_code
-        requests[HAS_KEY, count] = 1 if has_key else 0
-        requests[QUEUE, count] = queue
-        position = place + row[SIZE]
+            key_count = hash_keys(
+                prefix, uniq_at, uniq, keys_at, keys, False, count, hashes, numbers, key_count
+            )
+        requests[r.TOPIC_ID, count] = topic
+        requests[r.QUEUE_ID, count] = queue_id
+        requests[r.QUEUE_OFFSET, count] = load_i64(at + AT_QUEUE_OFFSET)
+        requests[r.PHYSICAL_OFFSET, count] = load_i64(at + AT_PHYSICAL_OFFSET)
+        requests[r.FRAME_SIZE, count] = row[r.SIZE]
+        requests[r.SYS_FLAG, count] = flags
+        requests[r.STORE_TIMESTAMP, count] = store_time
+        requests[r.TAGS_CODE, count] = tags_code
+        requests[r.HAS_KEY, count] = 1 if has_key else 0
+        requests[r.QUEUE, count] = queue
+        position = place + row[r.SIZE]
         count += 1
-    return count, position, REACHED_STOP, topic_count, queue_count, key_count, odd
+    return count, position, r.REACHED_STOP, topic_count, queue_count, key_count, odd
+
+
+# --------------------------------------------------------------------------------------------------
+# Make and check the entries of queues and index.
+
+_U = queue_entry.LAYOUT.offsets
+_UNIT_SIZE = queue_entry.UNIT_SIZE
+_UNIT_PHYSICAL_OFFSET = _U["physical_offset"]
+_UNIT_FRAME_SIZE = _U["size"]
+_UNIT_TAGS_CODE = _U["tags_code"]
+_E = index.ENTRY.offsets
+_ENTRY_SIZE = index.ENTRY.size
+_ENTRY_HASH = _E["key_hash"]
+_ENTRY_PHYSICAL_OFFSET = _E["physical_offset"]
+_ENTRY_SECONDS = _E["seconds"]
+_ENTRY_PREVIOUS = _E["previous"]
+_SLOT_SIZE = index.SLOT.size
+_AHEAD = 16
+_MOST_SECONDS = java.INT_MAX
+
+
+@kernel
+def check_chains(
+    entries: int, count: int, table: int, slots: int, newest: Array
+) -> tuple[int, int, int, int, int]:
+    """Check the chains of an index file: the pointer of each entry to the previous entry, and the
+    pointer of each slot to its newest entry.
+
+    ``entries`` and ``table`` are the addresses of the first entry and of the first slot. ``newest``
+    (int32, one element per slot, filled with 0) gets the number of each slot's newest entry, as the
+    entries show it. Returns the number of entries with a wrong pointer, the index of the first such
+    entry, the number to which its pointer should point, the number of slots with a wrong pointer,
+    and the index of the first such slot. An index is -1 if all pointers are right.
+    """
+    wrong = wrong_slots = 0
+    first = expected = first_slot = -1
+    for number in range(count):
+        at = entries + number * _ENTRY_SIZE
+        slot = abs(np.int64(load_i32(at + _ENTRY_HASH))) % slots
+        if load_i32(at + _ENTRY_PREVIOUS) != newest[slot]:
+            if wrong == 0:
+                first, expected = number, np.int64(newest[slot])
+            wrong += 1
+        newest[slot] = number + 1
+    for slot in range(slots):
+        if load_i32(table + slot * _SLOT_SIZE) != newest[slot]:
+            if wrong_slots == 0:
+                first_slot = slot
+            wrong_slots += 1
+    return wrong, first, expected, wrong_slots, first_slot
+
+
+@kernel
+def group_units(
+    requests: Array,
+    count: int,
+    queue_count: int,
+    ends: Array,
+    which: Array,
+    offsets: Array,
+    units: Array,
+) -> None:
+    """Group the entries of some frames by queue.
+
+    The kernel writes the entries of one queue after the other. ``ends`` (int64, queues + 1) gets 0,
+    and then for each queue the end of its entries in the other three arrays. For each entry,
+    ``which`` gets the index of the frame, ``offsets`` gets the queue offset, and ``units`` (uint8)
+    gets the 20 bytes.
+    """
+    for queue in range(queue_count + 1):
+        ends[queue] = 0
+    for i in range(count):
+        queue = requests[r.QUEUE, i]
+        if queue >= 0:
+            ends[queue + 1] += 1
+    # Replace the number of each queue's entries by the start of its part. The next loop advances
+    # each start until it is the part's end.
+    total = np.int64(0)
+    for queue in range(queue_count):
+        size = ends[queue + 1]
+        ends[queue + 1] = total
+        total += size
+    out = units.ctypes.data
+    for i in range(count):
+        queue = requests[r.QUEUE, i]
+        if queue < 0:
+            continue
+        at = ends[queue + 1]
+        ends[queue + 1] = at + 1
+        which[at] = i
+        offsets[at] = requests[r.QUEUE_OFFSET, i]
+        unit = out + at * _UNIT_SIZE
+        store_i64(unit + _UNIT_PHYSICAL_OFFSET, requests[r.PHYSICAL_OFFSET, i])
+        store_i32(unit + _UNIT_FRAME_SIZE, requests[r.FRAME_SIZE, i])
+        store_i64(unit + _UNIT_TAGS_CODE, requests[r.TAGS_CODE, i])
+
+
+@kernel
+def _seconds(time: int, begin: int) -> int:
+    if begin <= 0:
+        return 0
+    return min(max((time - begin) // 1000, 0), _MOST_SECONDS)
+
+
+@kernel
+def put_index_keys(
+    slots_at: int,
+    slot_count: int,
+    entry_at: int,
+    number: int,
+    begin: int,
+    hashes: Array,
+    offsets: Array,
+    times: Array,
+) -> int:
+    """Put keys into an index file (``IndexFile.putKey``). Return the number of chains that did not
+    exist before.
+
+    ``slots_at`` is the address of the first slot. ``entry_at`` is the address of the first new
+    entry, and ``number`` is the number of this entry. The time in an entry is in seconds since
+    ``begin``, which is in ms.
+    """
+    begun = 0
+    count = hashes.shape[0]
+    slots = np.uint32(slot_count)
+    for i in range(count):
+        if i + _AHEAD < count:
+            # Slots are spread over megabytes, so prefetch them.
+            ahead = np.int64(np.uint32(abs(hashes[i + _AHEAD])) % slots)
+            prefetch(slots_at + ahead * _SLOT_SIZE)
+        # A hash can be negative, because RocketMQ 3.x stored hashes with their sign.
+        slot = slots_at + np.int64(np.uint32(abs(hashes[i])) % slots) * _SLOT_SIZE
+        previous = np.int64(load_i32(slot))
+        # A slot counts as empty if it does not hold the number of an earlier entry.
+        if previous <= 0 or previous > number + i:
+            previous = np.int64(0)
+        if previous == 0:
+            begun += 1
+        entry = entry_at + i * _ENTRY_SIZE
+        store_i32(entry + _ENTRY_HASH, hashes[i])
+        store_i64(entry + _ENTRY_PHYSICAL_OFFSET, offsets[i])
+        store_i32(entry + _ENTRY_SECONDS, _seconds(times[i], begin))
+        store_i32(entry + _ENTRY_PREVIOUS, previous)
+        store_i32(slot, number + i)
+    return begun

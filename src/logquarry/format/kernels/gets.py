@@ -14,42 +14,11 @@ from typing import Any
 import numpy as np
 from numba import cfunc, types
 
+from logquarry.format import arrays as r
 from logquarry.format import batch, java, properties, queue_entry
-from logquarry.format.arrays import (
-    ASK_TAGS,
-    BODY_AT,
-    BODY_LENGTH,
-    COUNT_SHIFT,
-    NO_TAGS,
-    NOT_AT_HAND,
-    NOT_SOUND,
-    PROPS_AT,
-    PROPS_LENGTH,
-    REACHED_STOP,
-    ROW_SIZE,
-    ROW_WIDTH,
-    SAME_TAGS,
-    SIZE,
-    STATE_CRC,
-    STATE_DISK_COUNT,
-    STATE_DISK_SIZE,
-    STATE_END,
-    STATE_LOG,
-    STATE_MEMORY_COUNT,
-    STATE_MEMORY_SIZE,
-    STATE_START,
-    TAG_AT,
-    TAG_CODE,
-    TAG_LENGTH,
-    TAG_WIDTH,
-)
 from logquarry.format.kernels.bytes import (
     AT_PHYSICAL_OFFSET,
     AT_SYS_FLAG,
-    BORN_V6,
-    HEAD_SIZE,
-    HOST_EXTRA,
-    HOST_V4,
     copy_bytes,
     is_ascii,
     is_utf8,
@@ -62,6 +31,7 @@ from logquarry.format.kernels.bytes import (
     same_bytes,
     store_raw32,
     store_raw64,
+    store_time_at,
 )
 from logquarry.format.kernels.encode import AT_QUEUE_OFFSET
 from logquarry.format.kernels.properties import name_table, next_separator, which_name
@@ -123,8 +93,8 @@ def _prefetch_frame(unit: int, log: int, start: int, end: int) -> None:
 @kernel
 def _has_code(tags: int, code: int) -> bool:
     for number in range(np.int64(load_raw64(tags))):
-        tag = tags + 8 * (1 + number * TAG_WIDTH)
-        if np.int64(load_raw64(tag + 8 * TAG_CODE)) == code:
+        tag = tags + 8 * (1 + number * r.TAG_WIDTH)
+        if np.int64(load_raw64(tag + 8 * r.TAG_CODE)) == code:
             return True
     return False
 
@@ -132,9 +102,9 @@ def _has_code(tags: int, code: int) -> bool:
 @kernel
 def _is_wanted(tags: int, text: int, length: int) -> bool:
     for number in range(np.int64(load_raw64(tags))):
-        tag = tags + 8 * (1 + number * TAG_WIDTH)
-        if np.int64(load_raw64(tag + 8 * TAG_LENGTH)) == length and same_bytes(
-            text, np.int64(load_raw64(tag + 8 * TAG_AT)), length
+        tag = tags + 8 * (1 + number * r.TAG_WIDTH)
+        if np.int64(load_raw64(tag + 8 * r.TAG_LENGTH)) == length and same_bytes(
+            text, np.int64(load_raw64(tag + 8 * r.TAG_AT)), length
         ):
             return True
     return False
@@ -169,15 +139,15 @@ def get_frames(
         wanted: address of the tags that the consumer requests; 0 for all tags.
         room: number of bytes that ``scratch`` can hold.
     """
-    log = np.int64(load_raw64(state + 8 * STATE_LOG))
-    start = np.int64(load_raw64(state + 8 * STATE_START))
-    end = np.int64(load_raw64(state + 8 * STATE_END))
-    crc_function = np.int64(load_raw64(state + 8 * STATE_CRC))
-    in_memory = _least(np.int64(load_raw64(state + 8 * STATE_MEMORY_COUNT)), max_count)
-    in_memory_size = np.int64(load_raw64(state + 8 * STATE_MEMORY_SIZE))
-    on_disk = _least(np.int64(load_raw64(state + 8 * STATE_DISK_COUNT)), max_count)
-    on_disk_size = np.int64(load_raw64(state + 8 * STATE_DISK_SIZE))
-    row = np.empty(ROW_WIDTH, np.int64)
+    log = np.int64(load_raw64(state + 8 * r.STATE_LOG))
+    start = np.int64(load_raw64(state + 8 * r.STATE_START))
+    end = np.int64(load_raw64(state + 8 * r.STATE_END))
+    crc_function = np.int64(load_raw64(state + 8 * r.STATE_CRC))
+    in_memory = _least(np.int64(load_raw64(state + 8 * r.STATE_MEMORY_COUNT)), max_count)
+    in_memory_size = np.int64(load_raw64(state + 8 * r.STATE_MEMORY_SIZE))
+    on_disk = _least(np.int64(load_raw64(state + 8 * r.STATE_DISK_COUNT)), max_count)
+    on_disk_size = np.int64(load_raw64(state + 8 * r.STATE_DISK_SIZE))
+    row = np.empty(r.ROW_WIDTH, np.int64)
     size = taken = done = 0
     for ahead in range(min(_UNITS_AHEAD, count)):
         _prefetch_frame(units + ahead * _UNIT, log, start, end)
@@ -193,7 +163,7 @@ def get_frames(
         if unit_size == _FILLER_SIZE:
             # The entry is a filler for a lost message. The pure-Python version handles fillers as
             # Java does.
-            return NOT_SOUND
+            return r.NOT_SOUND
         if taken > 0 and size + unit_size > most_size:
             break
         if done + _UNITS_AHEAD < count:
@@ -204,40 +174,38 @@ def get_frames(
             if tags_code >= _INT_MIN and not _has_code(wanted, np.int64(np.int32(tags_code))):
                 continue
         if unit_size <= 0 or place < 0:
-            return NOT_SOUND
+            return r.NOT_SOUND
         if place < start or place > end - unit_size:
-            return NOT_AT_HAND
+            return r.NOT_AT_HAND
         if size + unit_size > room:
-            return NOT_SOUND
+            return r.NOT_SOUND
         frame = log + (place - start)
         verdict = check_frame(frame, 0, unit_size, unit_size, place, crc_function, True, row)
-        if verdict != REACHED_STOP or row[SIZE] != unit_size:
-            return NOT_SOUND
+        if verdict != r.REACHED_STOP or row[r.SIZE] != unit_size:
+            return r.NOT_SOUND
         if load_i32(frame + AT_SYS_FLAG) & _INNER_BATCH == _INNER_BATCH:
             # The frame is an inner batch. The pure-Python version finds the message with the
             # requested queue offset in it.
-            return NOT_SOUND
+            return r.NOT_SOUND
         if wanted != 0:
-            props, props_length = frame + row[PROPS_AT], row[PROPS_LENGTH]
+            props, props_length = frame + row[r.PROPS_AT], row[r.PROPS_LENGTH]
             if not _is_text(props, props_length):
-                return NOT_SOUND
+                return r.NOT_SOUND
             tags, length = _tags_span(props, props_length)
             if tags == 0 or not _is_wanted(wanted, tags, length):
                 continue
         copy_bytes(scratch + size, frame, unit_size)
         size += unit_size
         taken += 1
-    return ((done << COUNT_SHIFT) | taken) << COUNT_SHIFT | size
+    return ((done << r.COUNT_SHIFT) | taken) << r.COUNT_SHIFT | size
 
 
 @partial(kernel, nogil=False)
 def frame_rows(frames: int, count: int, out: int) -> None:
     """Write one row (:mod:`logquarry.format.arrays`) for each frame that a get returned. ``frames``
     is the address of ``count`` frames, and ``out`` is the address of the table.
-
-    Args: the address of ``count`` frames; the address of the table.
     """
-    row = np.empty(ROW_WIDTH, np.int64)
+    row = np.empty(r.ROW_WIDTH, np.int64)
     at = last_tags = last_length = 0
     for _ in range(count):
         frame = frames + at
@@ -245,31 +213,29 @@ def frame_rows(frames: int, count: int, out: int) -> None:
         place = load_i64(frame + AT_PHYSICAL_OFFSET)
         # The frame was already checked. This call only finds the positions of its parts.
         check_frame(frame, 0, size, size, place, 0, False, row)
-        store_time = frame + HEAD_SIZE + HOST_V4
-        if load_i32(frame + AT_SYS_FLAG) & BORN_V6:
-            store_time += HOST_EXTRA
-        body_at = at + row[BODY_AT]
+        store_time = frame + store_time_at(load_i32(frame + AT_SYS_FLAG))
+        body_at = at + row[r.BODY_AT]
         store_raw64(out, load_i64(frame + AT_QUEUE_OFFSET))
         store_raw64(out + 8, load_i64(store_time))
         store_raw64(out + 16, place)
         store_raw32(out + 24, at)
         store_raw32(out + 28, size)
         store_raw32(out + 32, body_at)
-        store_raw32(out + 36, body_at + row[BODY_LENGTH])
-        tags_at, length = ASK_TAGS, 0
+        store_raw32(out + 36, body_at + row[r.BODY_LENGTH])
+        tags_at, length = r.ASK_TAGS, 0
         tags = 0
-        if _is_text(frame + row[PROPS_AT], row[PROPS_LENGTH]):
-            tags, length = _tags_span(frame + row[PROPS_AT], row[PROPS_LENGTH])
-            tags_at = NO_TAGS
+        if _is_text(frame + row[r.PROPS_AT], row[r.PROPS_LENGTH]):
+            tags, length = _tags_span(frame + row[r.PROPS_AT], row[r.PROPS_LENGTH])
+            tags_at = r.NO_TAGS
             if tags != 0:
                 tags_at = tags - frames
                 if length == last_length and same_bytes(tags, last_tags, length):
-                    tags_at = SAME_TAGS
+                    tags_at = r.SAME_TAGS
         store_raw32(out + 40, tags_at)
         store_raw32(out + 44, tags_at + length)
         last_tags, last_length = tags, length
         at += size
-        out += ROW_SIZE
+        out += r.ROW_SIZE
 
 
 @cache

@@ -1,5 +1,5 @@
 """Kernels for property strings. They split strings into properties, make strings from properties,
-check UTF-8, and compute tags codes.
+check UTF-8, compute tags codes, and hash keys.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from logquarry.format import java
 from logquarry.format import properties as props
 from logquarry.format.arrays import POSITION, PROPS_AT, PROPS_LENGTH, TOPIC_AT, TOPIC_LENGTH
 from logquarry.format.kernels.bytes import (
@@ -19,6 +20,7 @@ from logquarry.format.kernels.bytes import (
     is_plain,
     is_utf8,
     java_hash,
+    java_hash_on,
     kernel,
     load_raw64,
     load_u8,
@@ -31,11 +33,8 @@ from logquarry.format.kernels.bytes import (
 def name_table(names: Sequence[str]) -> tuple[Array, Array, Array]:
     """Return all names joined in one array, and the length and the start of each name in it."""
     lengths = np.array([len(name.encode()) for name in names])
-    return (
-        np.frombuffer("".join(names).encode(), np.uint8).copy(),
-        lengths,
-        (np.cumsum(lengths) - lengths),
-    )
+    data = np.frombuffer("".join(names).encode(), np.uint8).copy()
+    return data, lengths, np.cumsum(lengths) - lengths
 
 
 @kernel
@@ -59,9 +58,10 @@ def which_name(key: int, length: int, data: Array, lengths: Array, starts: Array
 
 _NAME_VALUE = ord(props.NAME_VALUE_SEPARATOR)
 _PROPERTY = ord(props.PROPERTY_SEPARATOR)
-_NAMES = (props.TAGS, props.KEYS, props.UNIQ_KEY, props.DELAY)
-TAGS, KEYS, UNIQ_KEY, DELAY = range(len(_NAMES))
-_NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS = name_table(_NAMES)
+TAGS, KEYS, UNIQ_KEY, DELAY = range(4)
+NAME_BYTES, NAME_LENGTHS, NAME_STARTS = name_table(
+    (props.TAGS, props.KEYS, props.UNIQ_KEY, props.DELAY)
+)
 
 
 @kernel
@@ -185,7 +185,7 @@ def parse_properties(
             value_length = at - middle - 1
             if middle > position and value_length > 0:
                 name = which_name(
-                    address + position, key_length, _NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS
+                    address + position, key_length, NAME_BYTES, NAME_LENGTHS, NAME_STARTS
                 )
                 if name >= 0:
                     starts[name, i] = middle + 1
@@ -216,7 +216,21 @@ def parse_properties(
     return used
 
 
-_SCHEDULE_TOPIC = np.frombuffer(props.SCHEDULE_TOPIC.encode(), np.uint8).copy()
+SCHEDULE_TOPIC = np.frombuffer(props.SCHEDULE_TOPIC.encode(), np.uint8).copy()
+
+
+@kernel
+def plain_number(address: int, digits: int) -> int:
+    """Return the number that one to nine ASCII digits represent; -1 for other text."""
+    if digits > 9:
+        return -1
+    value = 0
+    for k in range(digits):
+        digit = np.int64(load_u8(address + k)) - 48
+        if digit < 0 or digit > 9:
+            return -1
+        value = value * 10 + digit
+    return value
 
 
 @kernel
@@ -244,32 +258,103 @@ def tags_codes(
         if length > 0:
             code = java_hash(address + starts[TAGS, i], length)
         digits = lengths[DELAY, i]
-        if digits > 0 and rows[i, TOPIC_LENGTH] == _SCHEDULE_TOPIC.shape[0]:
+        if digits > 0 and rows[i, TOPIC_LENGTH] == SCHEDULE_TOPIC.shape[0]:
             topic = address + rows[i, POSITION] + rows[i, TOPIC_AT]
-            scheduled = True
-            for k in range(_SCHEDULE_TOPIC.shape[0]):
-                if load_u8(topic + k) != _SCHEDULE_TOPIC[k]:
-                    scheduled = False
-                    break
-            if scheduled:
-                level = 0
-                plain = digits <= 9
-                if plain:
-                    for k in range(digits):
-                        digit = np.int64(load_u8(address + starts[DELAY, i] + k)) - 48
-                        if digit < 0 or digit > 9:
-                            plain = False
-                            break
-                        level = level * 10 + digit
-                if not plain:
+            if same_bytes(topic, SCHEDULE_TOPIC.ctypes.data, SCHEDULE_TOPIC.shape[0]):
+                level = min(plain_number(address + starts[DELAY, i], digits), levels.shape[0])
+                if level < 0:
                     odd[left_over] = i
                     left_over += 1
                 elif level > 0:
-                    level = min(level, levels.shape[0])
-                    if level > 0:
-                        code = store_times[i] + levels[level - 1]
+                    code = store_times[i] + levels[level - 1]
         out[i] = code
     return left_over
+
+
+_SPACE = ord(props.KEY_SEPARATOR)
+
+
+@kernel
+def _add_hash(value: int, raw: bool, frame: int, hashes: Array, numbers: Array, used: int) -> int:
+    """Append the hash of a key of a frame. Without ``raw``, append ``java.positive_hash_code`` of
+    the hash. Return the new number of hashes.
+    """
+    if not raw:
+        value = abs(value)
+        value = 0 if value > java.INT_MAX else value
+    hashes[used] = value
+    numbers[used] = frame
+    return used + 1
+
+
+@kernel
+def hash_keys(
+    prefix: int,
+    uniq: int,
+    uniq_length: int,
+    keys: int,
+    keys_length: int,
+    raw: bool,
+    frame: int,
+    hashes: Array,
+    numbers: Array,
+    used: int,
+) -> int:
+    """Append the hashes of a frame's UNIQ_KEY and words in KEYS. Return the number of hashes."""
+    if uniq_length > 0:
+        value = java_hash_on(prefix, uniq, uniq_length)
+        used = _add_hash(value, raw, frame, hashes, numbers, used)
+    begin = np.int64(0)
+    for at in range(keys_length + 1):
+        if at == keys_length or load_u8(keys + at) == _SPACE:
+            if at > begin:
+                value = java_hash_on(prefix, keys + begin, at - begin)
+                used = _add_hash(value, raw, frame, hashes, numbers, used)
+            begin = np.int64(at + 1)
+    return used
+
+
+@kernel
+def index_keys(
+    address: int,
+    count: int,
+    starts: Array,
+    lengths: Array,
+    prefixes: Array,
+    tag_prefixes: Array,
+    hashes: Array,
+    numbers: Array,
+    raw: bool,
+) -> int:
+    """Hash the UNIQ_KEY, each word in KEYS, and TAGS of frames. Return the number of hashes.
+
+    All text must be valid UTF-8. ``hashes`` (int64) gets the hash of each key; with ``raw``, a hash
+    may be negative. ``numbers`` (int64) gets the index of the key's frame.
+
+    Args:
+        starts, lengths: int32 (4, n), filled by :func:`parse_properties`.
+        prefixes, tag_prefixes: int64; for each frame, the hash of the text ``<topic>#``, and of
+            ``<topic>#T#``. If ``tag_prefixes`` is empty, tags are not hashed.
+    """
+    used = 0
+    for i in range(count):
+        used = hash_keys(
+            prefixes[i],
+            address + starts[UNIQ_KEY, i],
+            lengths[UNIQ_KEY, i],
+            address + starts[KEYS, i],
+            lengths[KEYS, i],
+            raw,
+            i,
+            hashes,
+            numbers,
+            used,
+        )
+        length = lengths[TAGS, i]
+        if length > 0 and len(tag_prefixes) > 0:
+            value = java_hash_on(tag_prefixes[i], address + starts[TAGS, i], length)
+            used = _add_hash(value, raw, i, hashes, numbers, used)
+    return used
 
 
 # --------------------------------------------------------------------------------------------------
@@ -301,7 +386,13 @@ def _is_true(address: int, length: int) -> bool:
 
 
 @kernel
-def _put_pair(out: int, key: int, key_length: int, value: int, value_length: int) -> int:
+def _put_pair(
+    out: int, start: int, key: int, key_length: int, value: int, value_length: int
+) -> int:
+    """Append a property to the string that begins at ``start``."""
+    if out > start:
+        store_u8(out, _PROPERTY)
+        out += 1
     copy_short(out, key, key_length)
     store_u8(out + key_length, _NAME_VALUE)
     copy_short(out + key_length + 1, value, value_length)
@@ -366,22 +457,13 @@ def property_strings(
             elif name == _TAGS and tags >= 0:
                 value_at, value_length = tags_at[i], tags
                 tags = -1
-            if out > start:
-                store_u8(out, _PROPERTY)
-                out += 1
-            out = _put_pair(out, name_at, name_length, value_at, value_length)
+            out = _put_pair(out, start, name_at, name_length, value_at, value_length)
         if keys >= 0:
-            if out > start:
-                store_u8(out, _PROPERTY)
-                out += 1
             name_at = _BUILT_NAME_BYTES.ctypes.data + _BUILT_NAME_STARTS[_KEYS]
-            out = _put_pair(out, name_at, _BUILT_NAME_LENGTHS[_KEYS], keys_at[i], keys)
+            out = _put_pair(out, start, name_at, _BUILT_NAME_LENGTHS[_KEYS], keys_at[i], keys)
         if tags >= 0:
-            if out > start:
-                store_u8(out, _PROPERTY)
-                out += 1
             name_at = _BUILT_NAME_BYTES.ctypes.data + _BUILT_NAME_STARTS[_TAGS]
-            out = _put_pair(out, name_at, _BUILT_NAME_LENGTHS[_TAGS], tags_at[i], tags)
+            out = _put_pair(out, start, name_at, _BUILT_NAME_LENGTHS[_TAGS], tags_at[i], tags)
         out_at[i] = start
         out_length[i] = out - start
 

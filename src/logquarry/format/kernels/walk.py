@@ -6,21 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from logquarry.format import arrays as r
 from logquarry.format import frame
-from logquarry.format.arrays import (
-    BLANK,
-    BODY_AT,
-    BODY_LENGTH,
-    NEED_MORE,
-    POSITION,
-    PROPS_AT,
-    PROPS_LENGTH,
-    REACHED_STOP,
-    SIZE,
-    TABLE_FULL,
-    TOPIC_AT,
-    TOPIC_LENGTH,
-)
 from logquarry.format.kernels.bytes import (
     AT_BODY_LENGTH,
     AT_CRC,
@@ -30,6 +17,7 @@ from logquarry.format.kernels.bytes import (
     BLANK_SIZE,
     BODY_AT_V4,
     BORN_V6,
+    CRC_MASK,
     FIXED_V1,
     HEAD_SIZE,
     HOST_EXTRA,
@@ -42,6 +30,7 @@ from logquarry.format.kernels.bytes import (
     Array,
     crc32,
     kernel,
+    load_i16,
     load_i32,
     load_i64,
     load_raw64,
@@ -96,12 +85,12 @@ def check_frame(
     if left < BLANK_SIZE:
         return _TRUNCATED
     if here < BLANK_SIZE:
-        return NEED_MORE
+        return r.NEED_MORE
     at = address + position
     size = load_i32(at)
     magic = load_i32(at + AT_MAGIC)
     if magic == MAGIC_BLANK:
-        return BLANK if size == left else _BAD_BLANK
+        return r.BLANK if size == left else _BAD_BLANK
     if magic != MAGIC_V1 and magic != MAGIC_V2:
         return _ZEROED if size == 0 and magic == 0 else _BAD_MAGIC
     topic_length_size = 1 if magic == MAGIC_V1 else 2
@@ -109,7 +98,7 @@ def check_frame(
     if size < fixed or size > left:
         return _BAD_SIZE
     if here < HEAD_SIZE:
-        return NEED_MORE
+        return r.NEED_MORE
     flags = load_i32(at + AT_SYS_FLAG)
     hosts = 0
     if flags & BORN_V6:
@@ -122,7 +111,7 @@ def check_frame(
     if load_i64(at + AT_PHYSICAL_OFFSET) != base + position:
         return _BAD_PHYSICAL_OFFSET
     if size > here:
-        return NEED_MORE
+        return r.NEED_MORE
     room = size - fixed
     body_at = BODY_AT_V4 + hosts
     body_length = load_i32(at + body_at - TAIL_SIZE + AT_BODY_LENGTH)
@@ -131,30 +120,29 @@ def check_frame(
     length_at = body_at + body_length
     topic_length = np.int64(np.int8(load_u8(at + length_at)))
     if topic_length_size == 2:
-        topic_length = (topic_length << 8) | np.int64(load_u8(at + length_at + 1))
+        topic_length = np.int64(load_i16(at + length_at))
     if topic_length < 0 or topic_length > room - body_length:
         return _BAD_TOPIC_LENGTH
     topic_at = length_at + topic_length_size
     length_at = topic_at + topic_length
-    props_length = np.int64(np.int8(load_u8(at + length_at))) << 8
-    props_length |= np.int64(load_u8(at + length_at + 1))
+    props_length = np.int64(load_i16(at + length_at))
     if props_length < 0:
         return _BAD_PROPERTIES_LENGTH
     if body_length + topic_length + props_length != room:
         return _BAD_LENGTH_SUM
     if check_crc and body_length > 0:
-        crc = crc32(crc_function, at + body_at, body_length) & np.uint32(0x7FFFFFFF)
+        crc = crc32(crc_function, at + body_at, body_length) & CRC_MASK
         if np.int64(crc) != np.int64(load_i32(at + AT_CRC)):
             return _BAD_BODY_CRC
-    row[POSITION] = position
-    row[SIZE] = size
-    row[BODY_AT] = body_at
-    row[BODY_LENGTH] = body_length
-    row[TOPIC_AT] = topic_at
-    row[TOPIC_LENGTH] = topic_length
-    row[PROPS_AT] = length_at + 2
-    row[PROPS_LENGTH] = props_length
-    return REACHED_STOP
+    row[r.POSITION] = position
+    row[r.SIZE] = size
+    row[r.BODY_AT] = body_at
+    row[r.BODY_LENGTH] = body_length
+    row[r.TOPIC_AT] = topic_at
+    row[r.TOPIC_LENGTH] = topic_length
+    row[r.PROPS_AT] = length_at + 2
+    row[r.PROPS_LENGTH] = props_length
+    return r.REACHED_STOP
 
 
 @kernel
@@ -196,7 +184,7 @@ def walk(
     asked = position
     while position < stop:
         if count == rows.shape[0]:
-            return count, position, TABLE_FULL
+            return count, position, r.TABLE_FULL
         # The position of a frame is known only when the previous frame has been read. So without
         # prefetching, the walk would wait for the memory at each frame.
         ahead = min(position + PREFETCH_AHEAD, window)
@@ -213,15 +201,15 @@ def walk(
                     break
             elif window - position >= BLANK_SIZE and load_i32(address + position) == ENTRY_BLANK:
                 if np.int64(load_i32(address + position + AT_ENTRY_SIZE)) == end - position:
-                    return count, position, BLANK
+                    return count, position, r.BLANK
             elif window - position < ENTRY_HEAD_SIZE and window < end:
-                return count, position, NEED_MORE
+                return count, position, r.NEED_MORE
         code = check_frame(address, place, window, end, base, crc_function, check_crc, rows[count])
-        if code != REACHED_STOP:
+        if code != r.REACHED_STOP:
             return count, position, code
-        position = place + rows[count, SIZE]
+        position = place + rows[count, r.SIZE]
         count += 1
-    return count, position, REACHED_STOP
+    return count, position, r.REACHED_STOP
 
 
 @kernel
@@ -250,10 +238,10 @@ def check_places(
             codes[i] = _TRUNCATED
             continue
         code = check_frame(address, place, window, end, base, crc_function, check_crc, rows[count])
-        if code == REACHED_STOP and sizes[i] != 0 and rows[count, SIZE] != sizes[i]:
+        if code == r.REACHED_STOP and sizes[i] != 0 and rows[count, r.SIZE] != sizes[i]:
             code = _BAD_SIZE
         codes[i] = code
-        if code == REACHED_STOP:
+        if code == r.REACHED_STOP:
             count += 1
     return count
 
@@ -282,7 +270,7 @@ def find_frame(
         if load_u8(address + position + AT_MAGIC) == MAGIC_FIRST:
             if window - position < BLANK_SIZE:
                 if window < end:
-                    return position, NEED_MORE
+                    return position, r.NEED_MORE
                 position += 1
                 continue
             magic = load_i32(address + position + AT_MAGIC)
@@ -290,7 +278,7 @@ def find_frame(
                 code = check_frame(
                     address, position, window, end, base, crc_function, check_crc, row
                 )
-                if code == REACHED_STOP or code == NEED_MORE:
+                if code == r.REACHED_STOP or code == r.NEED_MORE:
                     return position, code
         elif position + 16 < last and load_raw64(address + position + AT_MAGIC) == 0:
             # Preallocated files are full of zeros, so compare eight bytes at a time.
@@ -298,7 +286,7 @@ def find_frame(
             continue
         position += 1
     if position < stop and window < end:
-        return position, NEED_MORE
+        return position, r.NEED_MORE
     return stop, _TRUNCATED
 
 

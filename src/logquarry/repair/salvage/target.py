@@ -21,12 +21,14 @@ from logquarry.disk.config_file import keep_settings
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile, alone_in, lock_folder
 from logquarry.errors import CorruptStore, StoreNotFound, StoreUnavailable, UsageError
-from logquarry.format import frame, message_id, property_crc, queue_entry, sys_flag, timer
+from logquarry.format import frame, queue_entry, sys_flag, timer
+from logquarry.format import properties as props
 from logquarry.format.arrays import BODY_AT, POSITION, SIZE, Bytes, Int64
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
 from logquarry.log import columns
 from logquarry.log.filesystem import LocalFileSystem, below
 from logquarry.log.layout import StoreLayout
+from logquarry.log.location import absolute
 from logquarry.log.store_files import (
     BATCH_QUEUE,
     CHECKPOINT,
@@ -40,7 +42,6 @@ from logquarry.log.store_files import (
     SIDECAR,
     quarantine,
 )
-from logquarry.log.store_names import absolute
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.pops import KV_STORE
@@ -307,7 +308,7 @@ _QUEUE_OFFSET_AT = frame.HEAD.offsets["queue_offset"]
 _PHYSICAL_OFFSET_AT = frame.HEAD.offsets["physical_offset"]
 _FIELDS = ("sys_flag", "store_timestamp", "prepared_transaction_offset")
 _BODY_LENGTH_SIZE = 4
-_V6_MORE = message_id.HOST_SIZE_V6 - message_id.HOST_SIZE_V4
+_V6_MORE = frame.HOST_SIZE_V6 - frame.HOST_SIZE_V4
 
 
 class LogWriter:
@@ -392,7 +393,7 @@ class LogWriter:
         prepared_at = at + rows[:, BODY_AT] - _BODY_LENGTH_SIZE - len(_LONG)
         if len(late):
             v6 = (flags[late] & sys_flag.BORN_HOST_V6) != 0
-            time_at = at[late] + frame.HEAD.size + message_id.HOST_SIZE_V4 + v6 * _V6_MORE
+            time_at = at[late] + frame.HEAD.size + frame.HOST_SIZE_V4 + v6 * _V6_MORE
             patches.append((time_at, raised[late]))
         kinds = flags & sys_flag.TRANSACTION_MASK
         is_end = (kinds == sys_flag.TRANSACTION_COMMIT) | (kinds == sys_flag.TRANSACTION_ROLLBACK)
@@ -446,12 +447,12 @@ def _renew_crcs(data: Bytes, starts: Int64, sizes: Int64, wrong: list[int]) -> N
     """Write the new property CRC of each changed frame. A CRC that was wrong before stays wrong: a
     right one would hide the damage from verify and brokers.
     """
-    carriers = property_crc.carriers(data, starts, sizes)
+    carriers = columns.crc_carriers(data, starts, sizes)
     for number in np.setdiff1d(carriers, np.array(wrong, np.int64)).tolist():
         start = int(starts[number])
-        tail = start + int(sizes[number]) - property_crc.SIZE
-        crc = property_crc.encode(data[start:tail].tobytes())
-        data[tail : tail + property_crc.SIZE] = np.frombuffer(crc, np.uint8)
+        tail = start + int(sizes[number]) - props.CRC_SIZE
+        crc = props.encode_crc(data[start:tail].tobytes())
+        data[tail : tail + props.CRC_SIZE] = np.frombuffer(crc, np.uint8)
 
 
 def carry(layout: StoreLayout, path: str, disk: Disk, root: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from logquarry.errors import UsageError
-from logquarry.log.store_names import stores_by_name
+from logquarry.log.location import stores_by_name
 from logquarry.log.walk import DamagedSpan
 from logquarry.spark.decode import BodyDecoder, DecodeOptions, decoder_for
 from logquarry.spark.lakehouse.table import (

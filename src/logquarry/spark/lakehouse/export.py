@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logquarry import arguments
 from logquarry.errors import UsageError
-from logquarry.log.store_names import Stores
+from logquarry.log.location import Stores
 from logquarry.spark.decode import DecodeOptions, parse_decode_options
 from logquarry.spark.export import check_apart, read_options
 from logquarry.spark.jobs import run_tasks
