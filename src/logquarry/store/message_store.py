@@ -110,7 +110,7 @@ class MessageStore(StoreReads):
             LossRefused: if the recovery would lose more than ``accept_loss`` allows.
         """
         arguments.choice(mode, "mode", ("r", "rw"))
-        arguments.optional(arguments.text, broker, "broker")
+        broker = arguments.optional(arguments.text, broker, "broker")
         clock = arguments.optional(arguments.clock, clock, "clock")
         takes = "a mapping of names to values"
         arguments.optional(arguments.mapping, storage_options, "storage_options", takes=takes)
