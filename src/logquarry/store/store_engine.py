@@ -60,6 +60,7 @@ from logquarry.write.dispatcher import (
     load_kernels,
 )
 from logquarry.write.flush import FlushServices
+from logquarry.write.index_writer import check_room
 from logquarry.write.log_appender import AppendRules, PropertyCrcRules
 from logquarry.write.settling import LogGrowth
 from logquarry.write.waits import ReplicaWait
@@ -93,6 +94,8 @@ class StoreEngine:
         self.disk = disk
         self.health = disk.health
         self.flags = RunningFlags()
+        if config.max_index_num is not None and config.index_shape is not None:
+            check_room(config.index_shape)
         self.listeners = ArrivalListeners()
         self.recorder = StatsRecorder()
         self._closing = threading.Lock()
