@@ -137,8 +137,12 @@ def flag(value: object, field: str) -> bool:
 
 # ---------------------------------------------------------------------------------------- text
 def text(value: object, field: str, *, takes: str = "text") -> str:
-    """Check a text."""
-    return instance(value, field, str, takes)
+    """Check a text, and return it as a ``str``, not as an object of a subclass."""
+    if type(value) is str:
+        return value
+    # Compiled functions refuse subclasses of str. And str() of a member of an enumeration can be
+    # the member's name instead of its text, so call str's own method.
+    return str.__str__(instance(value, field, str, takes))
 
 
 def topic(value: object, field: str = "topic") -> str:
@@ -154,14 +158,11 @@ def queue(topic_name: object, queue_id: object) -> tuple[str, int]:
 def names(value: object, field: str) -> list[str]:
     """Check one name or several names."""
     if isinstance(value, str):
-        return [value]
+        return [text(value, field)]
     is_other = isinstance(value, (bytes, bytearray, memoryview, Mapping))
     if is_other or not isinstance(value, Iterable):
         refuse_type(value, field, "a name, or a sequence of names")
-    found = list(value)
-    for name in found:
-        text(name, f"each name of {field}")
-    return found
+    return [text(name, f"each name of {field}") for name in value]
 
 
 _KEYS: Final = "text, or a sequence of words"
@@ -178,17 +179,17 @@ def keys(value: object, field: str = "keys") -> str | None:
             spaces, so it would then index different words.
     """
     if isinstance(value, str):
-        return value
+        return text(value, field)
     if not isinstance(value, (Sequence, Set)) or isinstance(value, (bytes, bytearray, memoryview)):
         refuse_type(value, field, _KEYS)
-    for word in value:
-        text(word, f"each word of {field}")
+    words = [text(word, f"each word of {field}") for word in value]
+    for word in words:
         if not word or " " in word:
             raise UsageError(
                 f"{field} takes words without spaces, not {word!r}: RocketMQ separates keys by "
                 "spaces"
             )
-    return " ".join(value) or None
+    return " ".join(words) or None
 
 
 def choice(value: object, field: str, known: Collection[str]) -> str:
@@ -320,7 +321,7 @@ def _require_held(value: memoryview, field: str) -> None:
 def path(value: object, field: str = "path") -> str:
     """Check a path or URL, and return it as text."""
     try:
-        found = os.fsdecode(value)  # type: ignore[arg-type]
+        found = text(os.fsdecode(value), field)  # type: ignore[arg-type]
     except TypeError:
         refuse_type(value, field, "a path")
     if "\0" in found:

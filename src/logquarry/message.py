@@ -235,16 +235,21 @@ speed_up(Message, {name: (_DEFAULTS[name], _USUAL_TYPES.get(name)) for name in M
 
 
 def _properties(value: object, field: str) -> Mapping[str, str]:
-    takes = "a mapping of text to text"
-    for name, text in arguments.mapping(value, field, takes).items():
-        arguments.text(name, f"each name of {field}")
-        arguments.text(text, f"the property {name!r}")
-    return value  # type: ignore[return-value]
+    given = arguments.mapping(value, field, "a mapping of text to text")
+    found = {}
+    is_exact = True
+    for name, text in given.items():
+        own_name = arguments.text(name, f"each name of {field}")
+        found[own_name] = arguments.text(text, f"the property {name!r}")
+        is_exact = is_exact and own_name is name and found[own_name] is text
+    return given if is_exact else found
 
 
 def _text_or_bytes(value: object, field: str, takes: str = "text or bytes") -> str | bytes:
-    if isinstance(value, (str, bytes)):
+    if isinstance(value, bytes):
         return value
+    if isinstance(value, str):
+        return arguments.text(value, field)
     arguments.refuse_type(value, field, takes)
 
 

@@ -45,7 +45,7 @@ def test_a_second_opener_is_refused_and_changes_nothing(shm: Path) -> None:
     with work.open(FaultyDisk(shm)) as store:
         for number in range(count(20)):
             work.run(store, 5)
-            with pytest.raises(StoreUnavailable, match="is open in another program"):
+            with pytest.raises(StoreUnavailable, match="has the store open for writing already"):
                 lq.MessageStore.open(root, mode="rw", config=work.config)
             if number % 10 == 0:
                 assert store.wait_dispatched(timeout=60)

@@ -386,7 +386,7 @@ class Admin(Part):
         body = broker_json.compact({"offsetTable": broker_json.ObjectKeys(table)}).encode()
         if online is None:
             for queue_id, offset in wanted.items():
-                core.tables.offsets.commit(name, group, queue_id, offset)
+                core.tables.commit_offset(name, group, queue_id, offset)
             request.reply(body=body)
             return
         header = {"topic": name, "group": group, "timestamp": str(fields["timestamp"])}

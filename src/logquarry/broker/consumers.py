@@ -143,7 +143,7 @@ class Consuming(Part):
         core.require_group(group)
         topic = core.require_queue(fields["topic"], queue_id, ANY)
         if fields["commitOffset"] >= 0:
-            core.tables.offsets.commit(topic.name, group, queue_id, fields["commitOffset"])
+            core.tables.commit_offset(topic.name, group, queue_id, fields["commitOffset"])
         request.reply()
 
     # --------------------------------------------------------------------------------------- locks
@@ -273,7 +273,7 @@ class Progress(Part):
         for name, group in list(core.tables.offsets.groups()):
             if group == source and name == (fields["topic"] or name):
                 for queue_id, offset in core.tables.offsets.of(name, source).items():
-                    core.tables.offsets.commit(name, target, queue_id, offset)
+                    core.tables.commit_offset(name, target, queue_id, offset)
         request.reply()
 
 

@@ -20,7 +20,7 @@ _LONGEST_NAME: Final = 127
 """Maximum length of a topic's name in RocketMQ, in characters."""
 _AT_LEAST_0: Final = (
     *("poll_ms", "max_connections", "idle_s", "expire_s"),
-    *("most_created", "most_waiting", "most_waiting_bytes"),
+    *("most_created", "most_offsets", "most_waiting", "most_waiting_bytes"),
 )
 
 
@@ -57,6 +57,8 @@ class BrokerOptions:
             connection.
         most_created: maximum number of topics (with retry topics), and of groups, up to which
             clients can create more; mqadmin can always create one.
+        most_offsets: maximum number of consumer offsets, one for each queue of a group, up to which
+            clients can commit offsets for further queues.
         most_waiting: maximum number of sends that wait for the disk
             (``sendThreadPoolQueueCapacity``).
         most_waiting_bytes: maximum total size of the message bodies that wait for the disk; the
@@ -82,6 +84,7 @@ class BrokerOptions:
     idle_s: float = 120.0
     expire_s: float = 120.0
     most_created: int = 20_000
+    most_offsets: int = 200_000
     most_waiting: int = 10_000
     most_waiting_bytes: int = 64 << 20
 

@@ -172,7 +172,7 @@ class Pulling(Part):
         core.require_queue(name, queue_id, READ)
         tags, sql = self._filter(fields, group, name, settings)
         if flags & _COMMITS and fields["commitOffset"] > 0:
-            core.tables.offsets.commit(name, group, queue_id, fields["commitOffset"])
+            core.tables.commit_offset(name, group, queue_id, fields["commitOffset"])
         wait = 0
         if flags & _SUSPENDS:
             wait = min(max(0, fields["suspendTimeoutMillis"]), _LONGEST_HOLD_MS)

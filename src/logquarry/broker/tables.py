@@ -198,6 +198,21 @@ class Tables:
             self.offsets.remove(name)
         self._version += 1
 
+    def commit_offset(self, topic: str, group: str, queue_id: int, offset: int) -> None:
+        """Record the offset of a group in a queue, in memory; :meth:`save_offsets` writes it.
+
+        Raise Refused if the offset is the first of the group in this queue, and the broker has too
+        many offsets already.
+        """
+        most = self._options.most_offsets
+        if not self.offsets.commit(topic, group, queue_id, offset, most=most):
+            raise Refused(
+                f"no offset of the group {group[:200]!r} in queue {queue_id} of {topic[:200]!r} is "
+                f"recorded: the broker has {most} offsets of groups already (most_offsets); delete "
+                "unused groups with their offsets (mqadmin deleteSubGroup -r true)",
+                ResponseCode.NO_PERMISSION,
+            )
+
     def group_document(self) -> dict[str, Any]:
         """Return the document to write to ``subscriptionGroup.json``. Thread-safe."""
         old = self._group_document["dataVersion"]

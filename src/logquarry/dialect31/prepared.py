@@ -135,7 +135,7 @@ class PreparedTransactions:
             UsageError: if there is no producer group.
         """
         require_message(message, "begin")
-        arguments.optional(arguments.text, group, "group")
+        group = arguments.optional(arguments.text, group, "group")
         values = message.all_properties()
         if group is not None:
             values[props.PRODUCER_GROUP] = group

@@ -150,6 +150,7 @@ class ConsumerOffsets:
         self._lock = threading.Lock()
         self._saving = threading.Lock()
         self._offsets: dict[tuple[str, str], dict[int, int]] = loaded.value or {}
+        self._count = sum(map(len, self._offsets.values()))
 
     def of(self, topic: str, group: str) -> dict[int, int]:
         """Return queue id -> committed queue offset; empty for an unknown group."""
@@ -161,22 +162,35 @@ class ConsumerOffsets:
         with self._lock:
             return {key: dict(offsets) for key, offsets in self._offsets.items()}
 
-    def commit(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """Record the next queue offset of a group, in memory."""
+    def commit(
+        self, topic: str, group: str, queue_id: int, offset: int, *, most: int | None = None
+    ) -> bool:
+        """Record the next queue offset of a group, in memory.
+
+        Return False, and record nothing, if the group has no offset in this queue yet, and the
+        store has ``most`` offsets or more. ``most`` is None if there is no limit.
+        """
+        key = topic, group
         with self._lock:
-            self._offsets.setdefault((topic, group), {})[queue_id] = offset
+            is_new = queue_id not in self._offsets.get(key, ())
+            if is_new and most is not None and self._count >= most:
+                return False
+            self._offsets.setdefault(key, {})[queue_id] = offset
+            self._count += is_new
+            return True
 
     def update(self, offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
         """Replace the offsets of some groups, in memory."""
         with self._lock:
             self._offsets |= {key: dict(of_group) for key, of_group in offsets.items()}
+            self._count = sum(map(len, self._offsets.values()))
 
     def remove(self, group: str, topic: str | None = None) -> None:
         """Remove a group's offsets in one topic or in all topics, in memory."""
         with self._lock:
             for key in [key for key in self._offsets if key[1] == group]:
                 if topic is None or key[0] == topic:
-                    del self._offsets[key]
+                    self._count -= len(self._offsets.pop(key))
 
     def save(self) -> bool:
         """Write all committed offsets durably. Return whether the file changed.

@@ -232,8 +232,18 @@ class Disk:
             except OSError as error:
                 # Another thread may have created the folder.
                 if not made.is_dir():
-                    raise self.refused(made, error) from error
+                    raise self._not_made(made, error) from error
             self.sync_names(made.parent)
+
+    def _not_made(self, folder: Path, error: OSError) -> StoreUnavailable:
+        if not isinstance(error, FileExistsError):
+            return self.refused(folder, error)
+        if folder.is_symlink():
+            return StoreUnavailable(
+                f"{folder}: it is a link to {folder.readlink()}, which does not exist: create "
+                "that folder, or give another path"
+            )
+        return StoreUnavailable(f"{folder}: it is not a folder: move it away")
 
     def names_in(self, folder: Path) -> Sequence[str]:
         """Return the sorted names of the files in a folder; see :meth:`list`."""

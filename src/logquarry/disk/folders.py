@@ -134,13 +134,18 @@ class StoreLock(OpenFile):
         require_writing(root)
         self.path = root / LOCK
         self._disk = disk
-        existed = self.path.exists()
-        if existed and not self.path.is_file() and not self.path.is_dir():
+        with disk.refusing(self.path):
+            existed = self.path.exists()
+            is_usual = not existed or self.path.is_file() or self.path.is_dir()
+        if not is_usual:
             # The path may lead to a device, which can be opened and locked, but stores no bytes.
             raise StoreUnavailable(f"{self.path}: it is not a plain file: move it out of the store")
         with lock_file(self.path) as is_ours:
             if is_ours:
-                raise self._held_by([os.getpid()])
+                raise StoreUnavailable(
+                    f"{root}: this program (process {os.getpid()}) has the store open for writing "
+                    "already: use the open store, or close it first"
+                )
             self._mark = FolderMark()
             # A writer creates its lock file before it marks the folder. So look for the file again:
             # a writer may have opened the store since the first look.
@@ -181,9 +186,10 @@ class StoreLock(OpenFile):
 
     def _held_by(self, holders: list[int], fault: str = "") -> StoreUnavailable:
         by = f" (process {', '.join(map(str, holders))})" if holders else ""
+        what = f"but {fault}" if fault else f"which holds {self.path.name}"
         return StoreUnavailable(
-            f"{self.path.parent}: the store is open in another program{by}, "
-            + (f"but {fault}: stop that program" if fault else f"which holds {self.path.name}")
+            f"{self.path.parent}: the store is open in another program{by}, {what}: stop that "
+            "program"
         )
 
     def release(self) -> None:

@@ -202,6 +202,7 @@ class Service(ABC):
         self.is_timed = is_timed
         self._wake = Flag()
         self._is_stopping = False
+        self._exited = Done()
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name=f"logquarry-{name}", daemon=True)
 
@@ -228,10 +229,12 @@ class Service(ABC):
         self._is_stopping = True
         self._wake.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
+            # Do not ask the thread: in Python 3.11, a thread counts as ended after Ctrl-C has
+            # interrupted a join, even if the thread still runs.
+            if not self._exited.wait(timeout_s):
                 logger.warning("%s has not ended in %s s", self.name, timeout_s)
                 return False
+            self._thread.join(timeout_s)
         return True
 
     @property
@@ -265,7 +268,10 @@ class Service(ABC):
             logger.exception("%s failed", self.name)
             self.health.poison(f"{self.name} failed: {error!r}")
         finally:
-            self.ended()
+            try:
+                self.ended()
+            finally:
+                self._exited.set()
 
     def ended(self) -> None:  # noqa: B027
         """Called in the thread when the thread ends, for any reason."""

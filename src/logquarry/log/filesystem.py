@@ -251,6 +251,13 @@ class LocalFileSystem(FileSystem):
         self.unreadable = {}
         self.dead_links: set[str] = set()
 
+    def local_path(self, path: str) -> Path:
+        """Return the absolute path of a path below the root.
+
+        Unlike ``full_path``, it stays valid if the process changes its working folder.
+        """
+        return Path(self._path(path))
+
     def _path(self, path: str) -> str:
         # Joining the path with pathlib would take longer than opening the file.
         return f"{self._base}/{path}"

@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Callable, Collection, KeysView, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from logquarry.config import StoreConfig, settings_of
@@ -427,7 +426,7 @@ class StoreLayout:
         """Whether a process holds the store's lock; False for a remote store."""
         if not isinstance(self.filesystem, LocalFileSystem):
             return False
-        return is_locked(Path(self.filesystem.root) / store_files.LOCK)
+        return is_locked(self.filesystem.local_path(store_files.LOCK))
 
     def read_checkpoint(self) -> checkpoint.Checkpoint | None:
         """Read the checkpoint; None if missing. Raises ValueError if the file is too short."""

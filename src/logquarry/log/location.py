@@ -86,7 +86,12 @@ def local_folder(
         raise UsageError("the path is empty")
     if "://" in name:
         raise UsageError(f"{name}: {refusal}")
-    return Path(name).absolute()
+    try:
+        return Path(name).absolute()
+    except FileNotFoundError:
+        raise StoreNotFound(
+            f"{name}: the working folder of this program was deleted: give an absolute path"
+        ) from None
 
 
 def _first_line(url: str, error: OSError) -> str:

@@ -268,7 +268,7 @@ def _folder_of(
     # path. With may_be_empty, a folder without files is accepted too.
     places = [path.rpartition("/")[2]] if path.rpartition("/")[2] in folders else []
     if isinstance(filesystem, LocalFileSystem):
-        root = Path(filesystem.full_path("")).absolute()
+        root = filesystem.local_path("")
         places += [os.path.relpath(root.parent / path, root)]
     if may_be_empty:
         places = [place for place in places if Path(filesystem.full_path(place)).is_dir()]

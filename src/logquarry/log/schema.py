@@ -87,6 +87,12 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     return selected(names, NAMES, "physical_offset", "the columns are")
 
 
+def spelled(names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+    """Return names in the spelling of the known columns. Spark ignores the case of column names."""
+    ours = {name.lower(): name for name in known}
+    return tuple(ours.get(name.lower(), name) for name in names)
+
+
 def selected(
     names: Iterable[str], known: Sequence[str], to_count: str, are: str
 ) -> tuple[str, ...]:
@@ -161,8 +167,8 @@ def kafka_names(*, headers: bool) -> tuple[str, ...]:
 
 
 def check_kafka_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]:
-    """Check a selection of columns. Raises UsageError; see :func:`check_names`."""
-    found = tuple(given)
+    """Check a selection of columns in any case. Raises UsageError; see :func:`check_names`."""
+    found = spelled(given, kafka_names(headers=True))
     if HEADERS in found and not headers:
         raise UsageError(f"the column {HEADERS} needs includeHeaders=true")
     return selected(found, kafka_names(headers=headers), "offset", "Kafka's are")

@@ -247,6 +247,13 @@ class CommitLog:
         # Walk from the file's start to find out whether there is damage at the offset, or whether a
         # sound frame contains the offset, so that the offset is wrong.
         where = f"{self._layout.log_path(offset)}: no message starts at {offset}"
+        file = self.files.at(offset)
+        if file is not None and not self._layout.filesystem.exists(file.path):
+            # Retention may have deleted the file since this reader has listed the folder.
+            return MessageNotFound(
+                f"{where}: the file was deleted after the store was opened: call refresh(), or "
+                "open the store again"
+            )
         start = max(file.base for file in self.files.files if file.base <= offset)
         # In a DLedger log, 48 bytes (a head) precede each frame.
         head = frame.ENTRY_HEAD.size if self.files.has_heads else 0

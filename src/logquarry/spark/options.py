@@ -412,10 +412,10 @@ class ReadOptions:
         return self.schema == "kafka"
 
     def check_names(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return `names` as a tuple; raise UsageError if a name is no column of the table."""
+        """Return the names as the table spells them; raise UsageError if one is no column."""
         if self.is_kafka:
             return check_kafka_names(names, headers=self.include_headers)
-        return schema.check_names(names)
+        return schema.check_names(schema.spelled(names, schema.NAMES))
 
 
 def parse_read_options(options: Mapping[str, str], *, is_stream: bool = False) -> ReadOptions:

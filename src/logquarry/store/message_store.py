@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, NoReturn, SupportsIndex, overload
+from typing import Any, Literal, NoReturn, Self, SupportsIndex, overload
 
 from logquarry import arguments
 from logquarry.config import StoreConfig
-from logquarry.errors import WrongType
+from logquarry.errors import UsageError, WrongType
 from logquarry.store.reader import BaseReader, ReadOnlyStore
 from logquarry.store.reads import StoreReads
 from logquarry.store.writer import BaseWriter
@@ -36,6 +36,12 @@ class MessageStore(StoreReads):
         broker: name of the store; the attribute ``broker`` of each message that is read has this
             value.
     """
+
+    def __new__(cls, *_: object, **__: object) -> Self:
+        """Refuse ``MessageStore(path)``; Python's error would list the abstract methods."""
+        if cls is MessageStore:
+            raise UsageError("open a store with MessageStore.open(path)")
+        return super().__new__(cls)
 
     @overload
     @staticmethod
@@ -110,7 +116,7 @@ class MessageStore(StoreReads):
             LossRefused: if the recovery would lose more than ``accept_loss`` allows.
         """
         arguments.choice(mode, "mode", ("r", "rw"))
-        arguments.optional(arguments.text, broker, "broker")
+        broker = arguments.optional(arguments.text, broker, "broker")
         clock = arguments.optional(arguments.clock, clock, "clock")
         takes = "a mapping of names to values"
         arguments.optional(arguments.mapping, storage_options, "storage_options", takes=takes)

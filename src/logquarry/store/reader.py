@@ -19,6 +19,7 @@ from logquarry.config import StoreConfig
 from logquarry.errors import LogquarryError, StoreUnavailable
 from logquarry.format.properties import parse_tags
 from logquarry.format.queue_entry import QueueEntry
+from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import absolute
 from logquarry.log.open_files import OpenFiles
@@ -258,7 +259,8 @@ class BaseReader(StoreReads):
         from logquarry.store.consumer.source import PolledArrivals, PolledQueueReader
 
         # Keep the offsets in memory: another process may write the store and its offset file.
-        disk, root = Disk(), Path(self.root)
+        disk, files = Disk(), self.layout.filesystem
+        root = files.local_path("") if isinstance(files, LocalFileSystem) else Path(self.root)
         offsets = ConsumerOffsets(disk, root)
         known = offsets_in_rocksdb(self.layout)
         offsets.update(known or {})

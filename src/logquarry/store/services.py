@@ -207,7 +207,7 @@ class Services:
         """Return a transaction, which begins when the caller enters its ``with`` block."""
         self._require_halves()
         require_message(message, "transaction")
-        arguments.text(group, "group", takes="the name of a producer group")
+        group = arguments.text(group, "group", takes="the name of a producer group")
         with self._lock:
             self._require_open()
             return Transaction(self.transactions, message, group)

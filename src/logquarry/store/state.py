@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from logquarry.config import StoreConfig
@@ -248,7 +247,7 @@ def file_bytes(layout: StoreLayout) -> dict[str, int]:
 def _disk_ratio(layout: StoreLayout, folders: Iterable[str]) -> float | None:
     if not isinstance(layout.filesystem, LocalFileSystem):
         return None
-    use = least_used(Path(layout.root) / folder for folder in folders)
+    use = least_used(layout.filesystem.local_path(folder) for folder in folders)
     return None if use is None else use.ratio
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -59,6 +60,7 @@ from logquarry.write.dispatcher import (
     load_kernels,
 )
 from logquarry.write.flush import FlushServices
+from logquarry.write.index_writer import check_room
 from logquarry.write.log_appender import AppendRules, PropertyCrcRules
 from logquarry.write.settling import LogGrowth
 from logquarry.write.waits import ReplicaWait
@@ -92,6 +94,8 @@ class StoreEngine:
         self.disk = disk
         self.health = disk.health
         self.flags = RunningFlags()
+        if config.max_index_num is not None and config.index_shape is not None:
+            check_room(config.index_shape)
         self.listeners = ArrivalListeners()
         self.recorder = StatsRecorder()
         self._closing = threading.Lock()
@@ -393,14 +397,28 @@ class StoreEngine:
         with self._closing:
             if Refusal.CLOSED in self.flags.refusals:
                 return
-            self.flags.set(Refusal.CLOSED)
-            # A put may have passed the check of the flags just before. Do not wait for it: the log
-            # refuses its message. Its caller may be a listener or a callback, whose thread must end
-            # now.
-            self.writer.end()
-            with self._end:
+            with self._end, self._stopping():
+                self.flags.set(Refusal.CLOSED)
+                # A put may have passed the check of the flags just before. Do not wait for it: the
+                # log refuses its message. Its caller may be a listener or a callback, whose thread
+                # must end now.
+                self.writer.end()
                 if not self._close_in_order():
                     logger.error("%s: the next opening has to recover the store", self.root)
+
+    @contextlib.contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """If an exception such as Ctrl-C interrupts the closing, stop the services all the same.
+
+        They must not write files that are closed, or that the next writer has open.
+        """
+        try:
+            yield
+        except BaseException:
+            with ExitStack() as rest:
+                for service in reversed(self._services):
+                    rest.callback(service.stop, _PATIENCE_SECONDS)
+            raise
 
     def _close_in_order(self) -> bool:
         """Sync all files, and delete ``abort``. Return whether all of this succeeded."""

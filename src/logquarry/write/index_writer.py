@@ -20,7 +20,7 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.folders import NameGuard
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.page_file import CheckpointFile
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.format import index, java
 from logquarry.format.arrays import Bytes, Int32, Int64, Records
 from logquarry.format.fields import PAGE_SIZE
@@ -32,6 +32,7 @@ _ENTRY_DTYPE: Final = ENTRY.dtype()
 _SLOT_DTYPE: Final = np.dtype(">i4")
 _NAME_FORMAT: Final = "%Y%m%d%H%M%S"
 _NAME_DIGITS: Final = 17
+_LEAST_ENTRIES: Final = 2
 
 
 def load_kernel() -> None:
@@ -198,6 +199,18 @@ def seconds_since(times: Int64, begin: int) -> Int64:
     return np.clip((times - begin) // 1000, 0, java.INT_MAX)
 
 
+def check_room(shape: IndexShape) -> None:
+    """Raise UsageError if no key fits into an index file.
+
+    Otherwise the first key would make the writer create files without end.
+    """
+    if shape.entries < _LEAST_ENTRIES:
+        raise UsageError(
+            f"max_index_num is {shape.entries}, and must be at least {_LEAST_ENTRIES}: the first "
+            "entry of an index file is never used"
+        )
+
+
 @dataclass(eq=False, repr=False)
 class IndexWriter:
     """Writes the index files of a store, and calls ``filled`` with each full file."""
@@ -211,6 +224,7 @@ class IndexWriter:
     counts_keys: bool = False
 
     def __post_init__(self) -> None:
+        check_room(self.shape)
         names = [name for name in self.disk.names_in(self.folder) if is_index_name(name)]
         self._last_name = max(names, default="")
         self.last: IndexFileWriter | None = None

@@ -68,7 +68,7 @@ def test_a_second_start_is_refused(tmp_path: Path) -> None:
         async with broker:
             with pytest.raises(UsageError, match="runs already"):
                 await broker.start()
-            with pytest.raises(StoreError, match="open in another program"):
+            with pytest.raises(StoreError, match="has the store open for writing already"):
                 await Broker(tmp_path / "s", config=SMALL).start()
             client = await connected(broker.address)
             assert (await client.send("t")).code == 0

@@ -7,6 +7,7 @@ import json
 import logging
 import ssl
 import tempfile
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import logquarry as lq
 from logquarry.broker import Broker, BrokerOptions, clients, connection, pull
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreError, UsageError
+from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from logquarry.store.consumer.sql_parser import parse
 from tests.helpers.broker_client import (
@@ -100,6 +102,40 @@ def test_a_read_only_store_has_a_limited_number_of_groups(tmp_path: Path) -> Non
         assert len(broker.core.tables.offsets.groups()) == 2
 
     play(scenario, path, read_only=True, create_groups=False, most_created=2)
+
+
+def test_the_number_of_offsets_is_limited(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with lq.MessageStore.open(path, mode="rw", config=SMALL) as store:
+        for queue_id in range(4):
+            store.put(lq.Message("t", b"x", queue_id=queue_id))
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        def commit(queue_id: int, offset: int = 1) -> Awaitable[RemotingCommand]:
+            fields = {"consumerGroup": "g", "topic": "t", "queueId": queue_id}
+            fields["commitOffset"] = offset
+            return client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
+
+        codes = [(await commit(queue_id)).code for queue_id in range(3)]
+        assert codes == [0, 0, ResponseCode.NO_PERMISSION]
+        refused = await commit(3)
+        assert "most_offsets" in str(refused.remark) and "mqadmin" in str(refused.remark)
+        # Offsets that the broker has already can still change.
+        assert (await commit(1, 0)).code == 0
+        fields = {"consumerGroup": "g", "sysFlag": 1 | 4, "commitOffset": 1}
+        assert (await client.pull("t", 0, 1, **fields)).code == 0
+        assert (await client.pull("t", 0, 2, **fields)).code == ResponseCode.NO_PERMISSION
+        clone = {"srcGroup": "g", "destGroup": "h", "topic": "t", "offline": False}
+        answer = await client.ask(RequestCode.CLONE_GROUP_OFFSET, clone)
+        assert answer.code == ResponseCode.NO_PERMISSION
+        offsets = broker.core.tables.offsets
+        assert offsets.groups() == {("t", "g"): {0: 1, 1: 1}}
+        # After the group was deleted with its offsets, other groups can commit.
+        delete = {"groupName": "g", "removeOffset": True}
+        assert (await client.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, delete)).code == 0
+        assert [(await commit(queue_id)).code for queue_id in (3, 2)] == [0, 0]
+
+    play(scenario, path, most_offsets=2)
 
 
 def test_a_client_is_in_a_limited_number_of_groups(

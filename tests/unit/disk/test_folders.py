@@ -406,7 +406,8 @@ def test_two_writers_that_open_a_new_store(tmp_path: Path, monkeypatch: pytest.M
         return systems.lock_file(path)
 
     monkeypatch.setattr(folders, "lock_file", opened_by_other)
-    with other, pytest.raises(StoreUnavailable, match=rf"{other.pid}\), which holds lock$"):
+    text = rf"{other.pid}\), which holds lock: stop that program$"
+    with other, pytest.raises(StoreUnavailable, match=text):
         StoreLock(Disk(), tmp_path)
 
 

@@ -210,6 +210,8 @@ def test_a_file_that_goes_while_it_is_read(maker: StoreMaker, tmp_path: Path) ->
         assert store.max_offset == end_of(maker)
         (tmp_path / f"commitlog/{SIZE:020d}").unlink()
         inside = next(f for f in maker.frames if f.physical_offset >= SIZE)
+        with pytest.raises(MessageNotFound, match=r"file was deleted .*: call refresh\(\)"):
+            store.message_at(inside.physical_offset)
         result = store.get("orders", inside.queue_id, inside.queue_offset, 1)
         # The rest of the queue begins with the next file.
         assert result.messages[0].physical_offset >= 2 * SIZE

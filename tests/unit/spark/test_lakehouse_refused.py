@@ -9,6 +9,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
+from logquarry.spark.decode import parse_decode_options
 from tests.helpers.lake import Lake, numbers, put
 
 pytest.importorskip("deltalake")
@@ -189,3 +190,30 @@ def test_a_replaced_delta_table(tmp_path: Path) -> None:
     DeltaTable.create(lake.dest, schema=DeltaTable(lake.dest).schema(), mode="overwrite")
     with pytest.raises(UsageError, match="no export created this Delta table"):
         lake.export(store)
+
+
+@pytest.mark.parametrize("schema", [None, "id int"])
+def test_a_dropped_column_of_decoded_bodies(tmp_path: Path, schema: str | None) -> None:
+    from pyiceberg.types import StringType
+
+    store, lake = tmp_path / "store", Lake("iceberg", tmp_path / "lake")
+    decode = parse_decode_options("json", schema)
+    put(store, b'{"id": 1}')
+    lake.export(store, decode=decode)
+    with lake.iceberg() as table, table.update_schema(allow_incompatible_changes=True) as change:
+        change.delete_column("value")
+    put(store, b'{"id": 2}')
+    if schema is None:
+        with pytest.raises(UsageError, match=r"no struct column value now.*restore the column"):
+            lake.export(store, decode=decode)
+    else:
+        lake.export(store, decode=decode)
+        assert lake.bodies() == [b'{"id": 1}', b'{"id": 2}']
+    # A column of this name with another type would make the table unreadable.
+    with lake.iceberg() as table, table.update_schema() as change:
+        change.add_column("value", StringType())
+    put(store, b'{"id": 3}')
+    with pytest.raises(UsageError, match=r"value.*restore the"):
+        lake.export(store, decode=decode)
+    with lake.iceberg() as table:
+        assert len(table.snapshots()) == (1 if schema is None else 2)

@@ -47,6 +47,8 @@ def test_modes(maker: StoreMaker, tmp_path: Path) -> None:
     maker.write(tmp_path)
     with pytest.raises(UsageError, match="mode"):
         MessageStore.open(tmp_path, mode="w")  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match=r"open a store with MessageStore.open\(path\)"):
+        MessageStore(tmp_path)  # type: ignore[abstract]
     for path in (tmp_path / "nothing", tmp_path / "commitlog"):
         with pytest.raises(StoreNotFound):
             MessageStore.open(path)

@@ -15,6 +15,8 @@ from unittest import mock
 import pytest
 
 import logquarry as lq
+from logquarry.disk.disk import Disk
+from logquarry.disk.folders import StoreLock
 from logquarry.disk.service import Service
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import sys_flag
@@ -386,6 +388,55 @@ def test_a_program_may_change_its_folder(
     with lq.MessageStore.open(tmp_path / "store") as reader:
         assert bodies(reader) == [b"0", *expected]
         assert not reader.has_abort
+
+
+def test_a_reader_of_a_relative_path_still_sees_that_the_store_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it takes the files that it has not listed yet for lost ones."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with opened(Path("store")) as store:
+        store.put(lq.Message("t", b"0"))
+        store.wait_dispatched()
+        with store.consumer("g", ["t"]) as consumer:
+            assert len(consumer.poll(timeout=20)) == 1
+            consumer.commit()
+        with lq.MessageStore.open("store") as reader:
+            monkeypatch.chdir(tmp_path / "elsewhere")
+            for number in range(300):
+                store.put(lq.Message("t", b"%d" % number * 10))
+            store.wait_dispatched()
+            assert set(bodies(reader)) <= set(bodies(store))
+            assert reader.is_live
+            with reader.consumer("g", ["t"]) as consumer:
+                assert consumer.poll(timeout=20)[0].queue_offset == 1
+
+
+def test_a_folder_that_cannot_be_opened_names_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(StoreUnavailable, match=r"link to .*nowhere, which does not exist: create"):
+        opened(link)
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreUnavailable, match="file: it is not a folder: move it away"):
+        opened(tmp_path / "file" / "store")
+    with opened(tmp_path / "store"), pytest.raises(StoreUnavailable, match="close it first"):
+        opened(tmp_path / "store")
+    with (
+        mock.patch.object(Path, "exists", side_effect=PermissionError(13, "Permission denied")),
+        pytest.raises(StoreUnavailable, match="lock: Permission denied"),
+    ):
+        StoreLock(Disk(), tmp_path / "store")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(StoreNotFound, match="give an absolute path"):
+        lq.MessageStore.open("store", mode="rw")
+    monkeypatch.chdir(tmp_path)
 
 
 def test_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 import types
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -242,3 +244,45 @@ def test_a_get_while_another_thread_loads_the_kernel(
             found.append(store.get("t", 0))
     assert {message.body for got in found if got is not None for message in got.messages} == {b"x"}
     assert len(found) == (3 if compiled.is_compiled() else 1)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that sends a signal")
+def test_no_thread_writes_after_an_interrupted_close(tmp_path: Path) -> None:
+    """The next writer may already have the files open."""
+    store = opened(tmp_path)
+    may_go_on = threading.Event()
+    store.add_arrival_listener(lambda _: may_go_on.wait(SECONDS))
+    for number in range(10):
+        store.put(lq.Message("t", b"%d" % number))
+
+    def interrupt(*_: object) -> None:
+        threading.Timer(0.3, may_go_on.set).start()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            store.close()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert may_go_on.is_set()
+    assert all(service.stop(0) for service in store._engine._services)
+    store.close()
+    assert bodies(lq.MessageStore.open(tmp_path)) == [b"%d" % number for number in range(10)]
+    with opened(tmp_path) as again:
+        assert again.queue_offsets("t", 0).max == 10
+
+
+def test_a_close_that_is_interrupted_before_its_first_step(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.put(lq.Message("t", b"x"))
+    with (
+        mock.patch.object(store._engine.writer, "end", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        store.close()
+    store.close()
+    # The lock is free.
+    with opened(tmp_path) as again:
+        assert bodies(again) == [b"x"]

@@ -9,12 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import logquarry as lq
 from logquarry.disk.disk import Disk
 from logquarry.disk.page_file import CheckpointFile
+from logquarry.errors import UsageError
 from logquarry.format import index
 from logquarry.format.index import HEADER, IndexHeader, IndexShape
 from logquarry.write.index_writer import IndexFileWriter, IndexKeeper, IndexWriter, next_name
 from tests.helpers.failing_disk import FaultyDisk
+from tests.helpers.small_store import opened
 from tests.helpers.store_maker import IndexMaker
 
 SHAPE = IndexShape(slots=5, entries=8)
@@ -164,3 +167,14 @@ def test_the_checkpoint_tells_of_no_key_that_the_log_may_lose(tmp_path: Path) ->
     assert checkpoint.index_timestamp == NOON + 6
     keeper.close()
     checkpoint.close()
+
+
+def test_an_index_file_without_room_is_refused(tmp_path: Path) -> None:
+    """The first key would make the writer create index files without end."""
+    with pytest.raises(UsageError, match="max_index_num is 1, and must be at least 2"):
+        opened(tmp_path / "store", max_index_num=1)
+    assert not (tmp_path / "store").exists()
+    with opened(tmp_path / "store", max_index_num=2) as store:
+        store.put(lq.Message("t", keys="a b c"))
+        store.wait_dispatched(timeout=20)
+        assert [len(store.query("t", key)) for key in "abc"] == [1, 1, 1]

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import pyarrow as pa
+
 from logquarry.errors import UsageError
 from logquarry.log.location import stores_by_name
 from logquarry.log.walk import DamagedSpan
@@ -133,10 +135,27 @@ class Advance:
             self._check_places(places)
             kept = found["start"]
             if target.decode is not None:
-                self._decoder = decoder_for(target.decode, state.schema.field(VALUE).type)
+                self._decoder = self._known_decoder(target.decode, state.schema)
         elif target.decode is not None and not target.decode.needs_sample:
             self._decoder = decoder_for(target.decode, None)
         self._planner, self._at = self._planned(kept)
+
+    def _known_decoder(self, decode: DecodeOptions, found: pa.Schema) -> BodyDecoder | None:
+        """Make the decoder for an existing table with the columns ``found``."""
+        name = self._target.table.name
+        at = found.get_field_index(VALUE)
+        known = None if at < 0 else found.types[at]
+        if decode.needs_sample and (known is None or not pa.types.is_struct(known)):
+            # A schema inferred from later messages could contradict the files that the table has.
+            raise UsageError(
+                f"{name}: has no struct column {VALUE} now, but only this column records the "
+                "schema that an earlier export inferred: restore the column, or export into "
+                "another table"
+            )
+        decoder = decoder_for(decode, known)
+        if decoder is not None:
+            check_types(name, pa.schema([decoder.field(VALUE)]), found)
+        return decoder
 
     @property
     def _table_id(self) -> str | None:

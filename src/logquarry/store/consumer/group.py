@@ -47,9 +47,9 @@ class Subscription:
                 ``sql`` are given.
             BadFilter: if the filter is invalid.
         """
-        arguments.text(group, "group", takes="the name of a consumer group")
-        arguments.optional(arguments.text, tags, "tags")
-        arguments.optional(arguments.text, sql, "sql")
+        group = arguments.text(group, "group", takes="the name of a consumer group")
+        tags = arguments.optional(arguments.text, tags, "tags")
+        sql = arguments.optional(arguments.text, sql, "sql")
         fault = name_fault(group, BROKER_CHECK, longest=_LONGEST_GROUP)
         if fault is not None:
             raise UsageError(f"{group!r} is not a valid consumer group: {fault}")

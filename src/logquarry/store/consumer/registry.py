@@ -66,6 +66,7 @@ class Consumers:
     ) -> Consumer:
         """Make a consumer: see :meth:`logquarry.store.reads.StoreReads.consumer`."""
         subscription = Subscription.of(group, topics, tags, sql)
+        group = subscription.group
         begins = Start.of(start, timestamp)
         auto_commit = arguments.flag(auto_commit, "auto_commit")
         timeout = arguments.optional(arguments.seconds, timeout, "timeout")

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from logquarry import arguments
+from logquarry.config import TOPIC_CHECKS
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
@@ -30,7 +31,13 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.walk import Run
 from logquarry.message import Message, put_again, remade
 from logquarry.read.queue import Queue
-from logquarry.write.message_rules import given_properties, host_fields, is_timed, utf8
+from logquarry.write.message_rules import (
+    given_properties,
+    host_fields,
+    is_timed,
+    topic_bytes,
+    utf8,
+)
 from logquarry.write.put_result import PutResult
 
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -79,7 +86,16 @@ class ServedLog(Protocol):
 
 
 def half_message(message: Message, group: str) -> Message:
-    """Return the half message to put for a message. UsageError if a transaction cannot have it."""
+    """Return the half message to put for a message.
+
+    Raises:
+        UsageError: if a transaction cannot have the message.
+        MessageRejected: if the message's topic is invalid.
+    """
+    # The put checks only the topic and the queue id of the half message. Check those of the message
+    # too: otherwise only the commit would fail, after the caller has done its own work.
+    topic_bytes(message.topic, TOPIC_CHECKS[0])
+    arguments.int32(message.queue_id, "queue_id")
     if message.sys_flag & sys_flag.TRANSACTION_MASK:
         raise UsageError("a message in a transaction must not have a transaction type in sys_flag")
     values = props.decode_bytes(given_properties(message))

@@ -215,7 +215,7 @@ def test_beside_a_writer(tmp_path: Path) -> None:
         assert not (root / ".logquarry" / "rebuild").exists()
         assert report.is_live and report.messages == 50
         assert report.log_end == store.max_offset
-        with pytest.raises(StoreUnavailable, match="open in another program"):
+        with pytest.raises(StoreUnavailable, match="has the store open for writing already"):
             rebuild(root, apply=True)
         assert store.put(lq.Message("t", keys="k")).ok
         ours = bytes_of(tmp_path / "new" / "consumequeue")["t/0/" + f"{0:020d}"]

@@ -81,7 +81,7 @@ def test_not_into_a_store_that_is_open(tmp_path: Path) -> None:
     with (
         lq.MessageStore.open(other, mode="rw", config=StoreConfig(message_index_enable=False)),
         pytest.MonkeyPatch.context() as patch,
-        pytest.raises(StoreUnavailable, match="open in another program"),
+        pytest.raises(StoreUnavailable, match="has the store open for writing already"),
     ):
         patch.setattr(rebuild_module, "check_into", lambda root, target, names: target)
         rebuild(root, into=other, queues=False)

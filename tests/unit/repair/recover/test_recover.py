@@ -103,8 +103,8 @@ def test_a_store_that_is_open_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.put(lq.Message("t", keys="k"))
         store.wait_dispatched()
-        for apply in (False, True):
-            with pytest.raises(StoreUnavailable, match="open in another program"):
+        for apply, reason in (False, "open in another program"), (True, "open for writing already"):
+            with pytest.raises(StoreUnavailable, match=reason):
                 lq.recover(tmp_path, apply=apply)
         assert store.put(lq.Message("t", keys="k")).ok
     assert not lq.recover(tmp_path).is_needed

@@ -121,14 +121,19 @@ def test_messages_that_cannot_be_of_a_transaction(
         assert list(reader.scan()) == []
 
 
-def test_a_topic_that_cannot_be_put_to_is_refused_at_the_commit(
-    root: Path, clock: FakeClock
+@pytest.mark.parametrize("fields", [{"topic": "a/b"}, {"topic": ""}, {"queue_id": 1 << 31}])
+def test_a_place_that_cannot_be_put_to_is_refused_before_the_block(
+    root: Path, clock: FakeClock, fields: dict[str, Any]
 ) -> None:
-    with opened(root, clock) as store:
-        with pytest.raises(MessageRejected), store.transaction(message(topic="a/b")) as t:
-            t.commit()
-        assert t.state is lq.TransactionState.ROLLBACK
-    assert facts(root)[3] == 0
+    """The block can do work that cannot be undone, so the commit must not be the first check."""
+    with (
+        opened(root, clock) as store,
+        pytest.raises((MessageRejected, UsageError)),
+        store.transaction(message()._replace(**fields)),
+    ):
+        pytest.fail("it began")
+    with lq.MessageStore.open(root) as reader:
+        assert list(reader.scan()) == []
 
 
 def test_a_reading_store_has_no_transactions(root: Path, clock: FakeClock) -> None:
