@@ -8,6 +8,7 @@ import signal
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from time import time_ns
 from typing import Any
 
 import pyarrow as pa
@@ -115,6 +116,18 @@ def test_kept_times_do_not_fall_behind(tmp_path: Path, put_in: Import) -> None:
     assert json.loads(put_in(source, "--keep-times", "--json").stdout)["raised_times"] == 2
     found = [message["store_timestamp"] for message in jsonl(tmp_path / "store")]
     assert found == [NOW, NOW, NOW + 7, NOW + 7, NOW + 7]
+
+
+def test_a_message_without_a_store_time_gets_the_time_of_the_import(
+    tmp_path: Path, put_in: Import
+) -> None:
+    times = [NOW, None, None]
+    source = write(tmp_path / "t.jsonl", *(line(store_timestamp=time) for time in times), line())
+    before = time_ns() // 1_000_000
+    assert json.loads(put_in(source, "--keep-times", "--json").stdout)["raised_times"] == 0
+    first, *others = [message["store_timestamp"] for message in jsonl(tmp_path / "store")]
+    assert first == NOW
+    assert len(others) == 3 and all(before <= other for other in others)
 
 
 def test_bytes_that_are_no_text_and_hosts_within_ipv6(tmp_path: Path, put_in: Import) -> None:

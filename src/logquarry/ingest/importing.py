@@ -484,7 +484,8 @@ def _after(source: Source, found: Iterator[Rows], skip: int) -> Iterator[Rows]:
 def _later(batch: Any, result: PutManyResult) -> int:
     if "store_timestamp" not in batch.schema.names:
         return 0
-    return int(np.count_nonzero(result.store_timestamp > store_times_of(batch)))
+    is_given = batch["store_timestamp"].is_valid().to_numpy(zero_copy_only=False)
+    return int(np.count_nonzero((result.store_timestamp > store_times_of(batch)) & is_given))
 
 
 def _raise_as_row(rows: Rows, error: MessageRejected | UsageError) -> NoReturn:
