@@ -87,6 +87,14 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     return selected(names, NAMES, "physical_offset", "the columns are")
 
 
+def spelled(names: Iterable[str], known: Sequence[str]) -> list[str]:
+    """Spell names like the ``known`` names. Spark ignores the case of column names: ``TOPIC`` means
+    the column ``topic``.
+    """
+    spelling = {name.lower(): name for name in known}
+    return [spelling.get(name.lower(), name) for name in names]
+
+
 def selected(
     names: Iterable[str], known: Sequence[str], to_count: str, are: str
 ) -> tuple[str, ...]:

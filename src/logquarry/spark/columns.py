@@ -248,9 +248,7 @@ def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
         raise UsageError("schema: it has no columns")
     columns = schema.KAFKA_COLUMNS if options.is_kafka else schema.COLUMNS
     types = {column.name: column.spark for column in columns}
-    # Spark ignores the case of column names: `TOPIC` means the column `topic`.
-    ours = {name.lower(): name for name in types}
-    names = options.check_names(ours.get(name.lower(), name) for name in given)
+    names = options.check_names(given)
     if options.columns is not None and set(names) != set(options.columns):
         raise UsageError(
             f"columns: the option has {', '.join(options.columns)}, but the schema has "

@@ -414,8 +414,9 @@ class ReadOptions:
     def check_names(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return `names` as a tuple; raise UsageError if a name is no column of the table."""
         if self.is_kafka:
+            names = schema.spelled(names, kafka_names(headers=True))
             return check_kafka_names(names, headers=self.include_headers)
-        return schema.check_names(names)
+        return schema.check_names(schema.spelled(names, schema.NAMES))
 
 
 def parse_read_options(options: Mapping[str, str], *, is_stream: bool = False) -> ReadOptions:

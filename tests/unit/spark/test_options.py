@@ -63,6 +63,8 @@ def test_lists() -> None:
     assert wanted(queueIds="0, 3").queue_ids == frozenset({0, 3})
     assert wanted(keys="o-1 u-7,k").keys == frozenset({"o-1", "u-7", "k"})
     assert parse(columns="topic, body").columns == ("topic", "body")
+    assert parse(columns="Topic,BODY").columns == ("topic", "body")
+    assert parse(columns="TIMESTAMPTYPE,Key", schema="kafka").columns == ("timestampType", "key")
 
 
 @pytest.mark.parametrize("word", ["1.5", "true", "null", '["b"]', '{"b": 1}'])
@@ -203,6 +205,7 @@ def test_an_unknown_option_is_refused(is_stream: bool) -> None:
         ("subscribePattern", "(", "takes a regular expression"),
         ("columns", "topic,nope", "there is no column 'nope'"),
         ("columns", "topic,topic", "a column is named twice"),
+        ("columns", "topic,TOPIC", "a column is named twice"),
         ("startingOffsets", "soon", "takes JSON"),
         ("startingOffsets", '{"a": -3}', "takes offsets >= 0"),
         ("startingOffsets", '{"a": true}', "takes offsets >= 0"),
