@@ -130,6 +130,18 @@ def test_a_message_without_a_store_time_gets_the_time_of_the_import(
     assert len(others) == 3 and all(before <= other for other in others)
 
 
+def test_columns_in_which_all_values_are_missing(tmp_path: Path, put_in: Import) -> None:
+    names = ("queue_id", "born_timestamp", "born_host", "sys_flag", "tags", "properties")
+    given = {"topic": ["orders"], "body": [b"text"], "keys": ["k"]}
+    table = pa.table(given | {name: pa.nulls(1) for name in names})
+    pq.write_table(table, tmp_path / "nulls.parquet")
+    put_in(tmp_path / "nulls.parquet")
+    (found,) = jsonl(tmp_path / "store")
+    assert (found["queue_id"], found["properties"]) == (0, {"KEYS": "k"})
+    pq.write_table(table.set_column(0, "topic", [pa.nulls(1)]), tmp_path / "no-topic.parquet")
+    assert "row 1: the topic is missing" in put_in(tmp_path / "no-topic.parquet", code=1).stderr
+
+
 def test_bytes_that_are_no_text_and_hosts_within_ipv6(tmp_path: Path, put_in: Import) -> None:
     data = b"\xff\x01\xfe\x02\x02a\x01b\x02"
     mapped = "10.1.2.3:99"
