@@ -8,6 +8,7 @@ import signal
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from time import time_ns
 from typing import Any
 
 import pyarrow as pa
@@ -115,6 +116,30 @@ def test_kept_times_do_not_fall_behind(tmp_path: Path, put_in: Import) -> None:
     assert json.loads(put_in(source, "--keep-times", "--json").stdout)["raised_times"] == 2
     found = [message["store_timestamp"] for message in jsonl(tmp_path / "store")]
     assert found == [NOW, NOW, NOW + 7, NOW + 7, NOW + 7]
+
+
+def test_a_message_without_a_store_time_gets_the_time_of_the_import(
+    tmp_path: Path, put_in: Import
+) -> None:
+    times = [NOW, None, None]
+    source = write(tmp_path / "t.jsonl", *(line(store_timestamp=time) for time in times), line())
+    before = time_ns() // 1_000_000
+    assert json.loads(put_in(source, "--keep-times", "--json").stdout)["raised_times"] == 0
+    first, *others = [message["store_timestamp"] for message in jsonl(tmp_path / "store")]
+    assert first == NOW
+    assert len(others) == 3 and all(before <= other for other in others)
+
+
+def test_columns_in_which_all_values_are_missing(tmp_path: Path, put_in: Import) -> None:
+    names = ("queue_id", "born_timestamp", "born_host", "sys_flag", "tags", "properties")
+    given = {"topic": ["orders"], "body": [b"text"], "keys": ["k"]}
+    table = pa.table(given | {name: pa.nulls(1) for name in names})
+    pq.write_table(table, tmp_path / "nulls.parquet")
+    put_in(tmp_path / "nulls.parquet")
+    (found,) = jsonl(tmp_path / "store")
+    assert (found["queue_id"], found["properties"]) == (0, {"KEYS": "k"})
+    pq.write_table(table.set_column(0, "topic", [pa.nulls(1)]), tmp_path / "no-topic.parquet")
+    assert "row 1: the topic is missing" in put_in(tmp_path / "no-topic.parquet", code=1).stderr
 
 
 def test_bytes_that_are_no_text_and_hosts_within_ipv6(tmp_path: Path, put_in: Import) -> None:

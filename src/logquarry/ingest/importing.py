@@ -233,9 +233,10 @@ def _check_schema(file: SourceFile, found: pa.Schema) -> None:
 
 
 def _read(file: SourceFile, opened: pq.ParquetFile, exact: Any) -> Iterator[Rows]:
-    names = [name for name in _READ if name in opened.schema_arrow.names]
+    kinds = {field.name: field.type for field in opened.schema_arrow}
+    names = [n for n in _READ if n in kinds and (n != "properties" or kinds[n] != pa.null())]
     if "properties" in names or _EXACT in names:
-        # The properties contain the values of the columns in _WORDS.
+        # The properties contain the values of the columns in _WORDS, unless all are missing.
         names = [name for name in names if name not in _WORDS]
     first = 0
     for read in opened.iter_batches(_batch_rows(opened), columns=names):
@@ -284,6 +285,8 @@ def _cast(file: SourceFile, name: str, column: pa.Array, kind: pa.DataType) -> p
     if column.type == kind:
         return column
     given = column.type
+    if given == pa.null():  # for example a column of pandas in which all values are missing
+        return pa.nulls(len(column), kind)
     same = (
         (pa.types.is_map(kind) and pa.types.is_map(given))
         # An integer in a column of timestamps is a number of milliseconds.
@@ -484,7 +487,8 @@ def _after(source: Source, found: Iterator[Rows], skip: int) -> Iterator[Rows]:
 def _later(batch: Any, result: PutManyResult) -> int:
     if "store_timestamp" not in batch.schema.names:
         return 0
-    return int(np.count_nonzero(result.store_timestamp > store_times_of(batch)))
+    is_given = batch["store_timestamp"].is_valid().to_numpy(zero_copy_only=False)
+    return int(np.count_nonzero((result.store_timestamp > store_times_of(batch)) & is_given))
 
 
 def _raise_as_row(rows: Rows, error: MessageRejected | UsageError) -> NoReturn:

@@ -20,7 +20,7 @@ from logquarry.format import arrays
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed, Follower
 from logquarry.log.layout import StoreLayout
-from logquarry.log.walk import DamagedSpan, Event, LogReader, Run
+from logquarry.log.walk import BlankSpan, DamagedSpan, Event, LogReader, Run
 
 DEFAULT_SPLIT_SIZE = 256 << 20
 
@@ -104,6 +104,32 @@ def _frame_end(reader: LogReader, offset: int) -> int:
             starts = event.window.base + event.rows[:, arrays.POSITION]
             return int(min([event.end, *starts[starts >= offset][:1]]))
         return event.end
+    return offset
+
+
+def frame_start(layout: StoreLayout, offset: int) -> int:
+    """Return the end of the frame or blank that contains ``offset``.
+
+    Return ``offset`` itself if a frame starts there, or if the bytes there are damage. Then a walk
+    from the returned offset on reports this damage.
+    """
+    # Without the CRC, the walk also knows the frames with damaged bodies.
+    reader = LogReader(layout, check_crc=False)
+    file = reader.files.at(offset)
+    if file is None or offset == file.base or reader.find(offset, offset + 1) == offset:
+        return offset
+    # The largest frame that contains the offset usually starts shortly before it. A store can have
+    # larger frames than the settings allow, so search the whole file if nothing was found.
+    near = max(file.base, offset - layout.config.max_message_size)
+    for start in (near, file.base):
+        for event in reader.events(start, offset, resync=start > file.base):
+            if isinstance(event, Run) and event.end > offset:
+                starts = event.window.base + event.rows[:, arrays.POSITION]
+                return int(min([event.end, *starts[starts >= offset][:1]]))
+            if isinstance(event, BlankSpan) and event.end > offset:
+                return event.end
+            if isinstance(event, DamagedSpan) and event.offset + event.length > offset:
+                return offset
     return offset
 
 

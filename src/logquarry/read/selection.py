@@ -25,6 +25,7 @@ from logquarry.log.splits import (
     DEFAULT_SPLIT_SIZE,
     LogExtent,
     LogSplit,
+    frame_start,
     log_extent,
     plan_splits,
     split_events,
@@ -141,18 +142,29 @@ def plan_read(
             # contains this byte reports the damage there.
             extent = LogExtent(extent.start, end + 1, bound)
     start, stop = time_range(layout, selection.wanted, extent)
-    if selection.start_offset is not None:
-        start = max(start, selection.start_offset)
+    wished = selection.start_offset
     if selection.stop_offset is not None:
         stop = min(stop, selection.stop_offset)
+    if wished is not None and start < wished < stop:
+        wished = frame_start(layout, wished)
+    if wished is not None:
+        start = max(start, wished)
     if clean and not live and entries and stop > start:
         planner = _QueuePlanner(layout, queues, selection, extent, (start, stop), split_size)
         if (parts := planner.parts(min_parts)) is not None:
-            return ReadPlan(selection, extent, parts, live)
+            return ReadPlan(selection, extent, _from_frame(parts, wished), live)
     splits = plan_splits(
         layout, extent, start=start, stop=stop, split_size=split_size, min_splits=min_parts
     )
-    return ReadPlan(selection, extent, splits, live)
+    return ReadPlan(selection, extent, _from_frame(splits, wished), live)
+
+
+def _from_frame(parts: Sequence[Part], start: int | None) -> Sequence[Part]:
+    """Make the part that begins at ``start`` report damage there: no frame contains ``start``."""
+    return [
+        replace(part, resync=False) if isinstance(part, LogSplit) and part.start == start else part
+        for part in parts
+    ]
 
 
 def read_part(
@@ -196,13 +208,16 @@ def read_in_order(
     if not plan.uses_queues:
         # Walk once over the range of all parts, because each part alone would have to search for
         # its first frame.
-        start = min((part.start for part in plan.parts if isinstance(part, LogSplit)), default=None)
-        if start is None:
+        splits = [part for part in plan.parts if isinstance(part, LogSplit)]
+        if not splits:
             return
-        stop = max(part.stop for part in plan.parts if isinstance(part, LogSplit))
+        first = min(splits, key=lambda split: split.start)
+        start = first.start
+        stop = max(split.stop for split in splits)
         whole = start <= plan.extent.start and stop >= plan.extent.stop
         reader = _reader(layout, plan, check_crc, DEFAULT_BATCH_BYTES)
-        yield from reader.events(start, None if whole else stop, resync=start > plan.extent.start)
+        resync = first.resync and start > plan.extent.start
+        yield from reader.events(start, None if whole else stop, resync=resync)
         return
     named = [part for part in plan.parts if not isinstance(part, LogSplit)]
     found = [_places(layout, plan, part) for part in named]

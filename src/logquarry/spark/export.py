@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -208,7 +209,10 @@ def _up_to_damage(tasks: Sequence[ReadTask], results: Sequence[TaskResult]) -> l
 
 
 def check_apart(dest: str, locations: Iterable[str]) -> None:
-    """Raise UsageError if the destination overlaps with a store."""
+    """Raise UsageError if the destination is no folder, or overlaps with a store."""
+    for path in (dest, *map(str, Path(dest).parents)):
+        if os.path.isfile(path):  # noqa: PTH113 - unlike Path.is_file, it never raises an error
+            raise UsageError(f"{path}: is a file: give a folder as the destination")
     for location in set(locations):
         if f"{dest}/".startswith(f"{location}/") or f"{location}/".startswith(f"{dest}/"):
             raise UsageError(

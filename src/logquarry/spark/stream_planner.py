@@ -26,7 +26,7 @@ from logquarry.log.batches import MessageFilter
 from logquarry.log.columns import fixed_fields, topic_ids
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import stores_by_name
-from logquarry.log.splits import LogExtent, LogSplit, plan_splits
+from logquarry.log.splits import LogExtent, LogSplit, frame_start, plan_splits
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.batch_queue import open_queue
 from logquarry.read.bulk import warn_of_unknown_topics
@@ -203,8 +203,7 @@ class StreamPlanner:
             return log.start
         if start >= end:
             return end
-        found = LogReader(layout).find(start, end)
-        return end if found is None else found
+        return min(end, frame_start(layout, start))
 
     def _first_queue_offsets(
         self, broker: str, layout: StoreLayout

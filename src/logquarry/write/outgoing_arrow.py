@@ -108,6 +108,19 @@ def store_times_of(batch: pa.RecordBatch) -> Int64:
     return np.full(batch.num_rows, ANY_TIME) if column is None else _integers(column, ANY_TIME)
 
 
+def with_store_times(batch: pa.RecordBatch, now: int) -> pa.RecordBatch:
+    """Return the batch with the store time ``now`` for each message that has no store time."""
+    name = "store_timestamp"
+    number = batch.schema.get_field_index(name)
+    if number < 0:
+        return batch.append_column(name, pa.array(np.full(batch.num_rows, now, np.int64)))
+    if not batch.column(number).null_count:
+        return batch
+    is_missing = batch.column(number).is_null().to_numpy(zero_copy_only=False)
+    times = pa.array(np.where(is_missing, now, store_times_of(batch)))
+    return batch.set_column(number, name, times)
+
+
 class _Rows:
     def __init__(self, columns: dict[str, pa.Array], first: int) -> None:
         self._first = first

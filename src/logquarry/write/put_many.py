@@ -229,6 +229,8 @@ class ManyWriter:
         if not keeps_times and "store_timestamp" in batch.schema.names:
             batch = batch.drop_columns(["store_timestamp"])
         writer = self._writer
+        if keeps_times:
+            batch = outgoing_arrow.with_store_times(batch, writer.clock())
         encode = writer.encoder.encode_stored
         if self._has_kernels:
             columns = outgoing_arrow.columns_of_batch(

@@ -34,6 +34,16 @@ def test_a_table_has_one_kind_of_rows(
         lake.export(tmp_path / "store", options, **more)
 
 
+@pytest.mark.parametrize("below", [".", "lake"])
+def test_the_destination_is_a_file(lake: Lake, tmp_path: Path, below: str) -> None:
+    put(tmp_path / "store", b"1")
+    file = tmp_path / "file"
+    file.write_text("text")
+    with pytest.raises(UsageError, match=f"^{file}: is a file: give a folder"):
+        Lake(lake.kind, file / below).export(tmp_path / "store")
+    assert file.read_text() == "text"
+
+
 def test_stores_that_change_their_names(lake: Lake, tmp_path: Path) -> None:
     one, two = tmp_path / "one" / "store", tmp_path / "two" / "store"
     put(one, b"1")

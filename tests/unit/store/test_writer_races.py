@@ -20,6 +20,7 @@ from logquarry.log import codec
 from logquarry.read.get_message import GetResult
 from logquarry.store import store_engine
 from logquarry.write import frame_append, message_rules, put_path
+from logquarry.write.dispatcher import MessageArrival
 from tests.helpers.failing_disk import FaultyDisk
 from tests.helpers.small_store import bodies, opened
 from tests.helpers.waiting import eventually
@@ -251,7 +252,11 @@ def test_no_thread_writes_after_an_interrupted_close(tmp_path: Path) -> None:
     """The next writer may already have the files open."""
     store = opened(tmp_path)
     may_go_on = threading.Event()
-    store.add_arrival_listener(lambda _: may_go_on.wait(SECONDS))
+
+    def hold(arrival: MessageArrival) -> None:
+        may_go_on.wait(SECONDS)
+
+    store.add_arrival_listener(hold)
     for number in range(10):
         store.put(lq.Message("t", b"%d" % number))
 
