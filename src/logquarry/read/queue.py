@@ -48,9 +48,8 @@ class QueueSegment:
 class Queue(ABC):
     """A consume queue that can be read. All offsets are queue offsets, that is, numbers of entries.
 
-    One ``get`` never reads past a multiple of ``units_per_file``. In a consume queue with files,
-    this is the number of entries of a file, so as in RocketMQ, a ``get`` reads one file only. If
-    ``is_batch``, several entries may point to the same frame, an inner batch.
+    As in RocketMQ, one ``get`` never reads past a multiple of ``units_per_file``, the number of
+    entries in a file. If ``is_batch``, several entries may point to the same frame.
     """
 
     topic: str
@@ -103,8 +102,7 @@ class Queue(ABC):
 
     @abstractmethod
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """Yield the entries in ``[start, stop)``: for each file, its first queue offset and an
-        array.
+        """Yield the entries in ``[start, stop)``: the first queue offset and an array per file.
 
         Missing files are skipped. Unwritten entries (:func:`is_written`) are included.
         """
@@ -256,9 +254,7 @@ def has_message(units: Units) -> Bools:
 
 
 class FileQueue(Queue):
-    """A consume queue or a batch queue whose entries are in files.
-
-    The constructor reads no entries. When the queue's end is needed, the last file is read.
+    """A consume queue or a batch queue in files. The constructor reads no entries.
 
     Args:
         log_min_offset: physical offset of the log's first byte (default: start of the log files
@@ -309,8 +305,7 @@ class FileQueue(Queue):
         """List the queue's files."""
 
     def _use(self, sequence: FileSequence) -> None:
-        # Ignore a file whose name is not a multiple of the entry size, because its entries have no
-        # queue offsets.
+        # The entries of a file whose name is no multiple of the entry size have no queue offsets.
         files = tuple(file for file in sequence.files if file.base % self.entry_size == 0)
         self.sequence = FileSequence(files, sequence.file_size)
         self._tail: tuple[int, int] | None = None
@@ -339,6 +334,11 @@ class FileQueue(Queue):
         return self.files[index].base // self.entry_size + count
 
     max_offset = entry_end
+
+    def file_bytes(self) -> Iterator[tuple[StoreFile, memoryview]]:
+        """Yield each file and its bytes, up to the start of the next file."""
+        for index, file in enumerate(self.files):
+            yield file, self._reader.read(file.path, 0, self._room_of(index))
 
     def _tail_position(self) -> tuple[int, int]:
         if self._tail is None:

@@ -16,8 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.format.arrays import Bools, Int64, consecutive
-from logquarry.format.batch import ENTRY_SIZE, MOST_MESSAGES
+from logquarry.format.arrays import Bools, Int64
+from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.follow import Followed
@@ -46,6 +46,7 @@ from logquarry.repair.audit.differences import (
     queue_name,
     within,
 )
+from logquarry.repair.audit.expired_queues import bridges
 from logquarry.repair.audit.queues import QueuesAudit, SeenMessages
 from logquarry.repair.audit.right_offsets import NO_PLACE, RightBases
 from logquarry.write.queue_writer import QueuePart, falls, is_batch
@@ -438,53 +439,22 @@ class BatchQueueAudit:
                     break
                 kept_until += 1
         files = [] if self._disk is None else self._disk.files
+        had, made = self._had, dict[int, bytes]()
+        if end is None and self._disk is not None:
+            made, stop = bridges(self._disk, log_start)
+            if kept_until == had:
+                had = kept_until = stop
         return AuditedQueue(
             key=self.key,
             first_entry=first,
-            had_until=self._had,
-            ends_empty=bool(files) and len(files) > 1 and files[-1].base // ENTRY_SIZE >= self._had,
+            had_until=had,
+            ends_empty=bool(files) and len(files) > 1 and files[-1].base // ENTRY_SIZE >= had,
             end=end,
             difference=found,
             kept_until=kept_until,
             moved=self._right.moved,
-            bridges={} if end is not None or self._disk is None else bridges(self._disk),
+            bridges=made,
         )
-
-
-def bridges(queue: BatchQueue) -> dict[int, bytes]:
-    """Return a bridge for each unwritten entry before a written one: entry number -> 46 bytes.
-
-    A bridge has no message. It only covers queue offsets between its neighbours, like the entries
-    with which :func:`logquarry.write.queue_writer.without_gaps` fills a gap. Without a bridge, a
-    broker would end the queue at the unwritten entry, and give later messages queue offsets that
-    consumers have passed.
-    """
-    numbers, parts = [np.empty(0, np.int64)], [np.empty(0, BATCH_DTYPE)]
-    for file, found in queue.batches():
-        numbers.append(file.base // ENTRY_SIZE + np.arange(len(found)))
-        parts.append(found)
-    entries, numbered = np.concatenate(parts).astype(BATCH_DTYPE), np.concatenate(numbers)
-    unwritten = np.flatnonzero(~is_batch_written(entries))
-    made: dict[int, bytes] = {}
-    for start, stop in consecutive(unwritten):
-        first, last = int(unwritten[start]), int(unwritten[stop - 1]) + 1
-        if last == len(entries):
-            break
-        following = entries[last : last + 1].copy()
-        end = int(following["base"][0])
-        base = end - (last - first)
-        if first:
-            base = int(entries["base"][first - 1]) + int(entries["count"][first - 1])
-        if base < 0 or not last - first <= end - base <= (last - first) * MOST_MESSAGES:
-            # The neighbours leave no queue offsets for these entries.
-            continue
-        for at in range(first, last):
-            following["base"] = base
-            following["count"] = min(MOST_MESSAGES, end - base - (last - at - 1))
-            following["reserved"] = following["count"]
-            made[int(numbered[at])] = following.tobytes()
-            base += int(following["count"][0])
-    return made
 
 
 def _same(there: BatchEntries, wanted: BatchEntries) -> Bools:

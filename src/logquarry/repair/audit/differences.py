@@ -121,8 +121,8 @@ class AuditedQueue:
             retention. Valid only if ``difference`` is None.
         moved: the right queue offset of each message whose frame has a harmed queue offset. The
             keys are the physical offsets of these messages.
-        bridges: number -> bytes of each entry that must take the place of an unwritten entry. Only
-            for a batch queue of which the log has no message.
+        bridges: number -> bytes of the entries that must take the place of unwritten entries. Only
+            for a queue of which the log has no message.
     """
 
     key: QueueKey

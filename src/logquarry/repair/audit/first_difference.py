@@ -13,12 +13,12 @@ import numpy as np
 
 from logquarry.config import StoreConfig
 from logquarry.dialect31.state_table import TransactionCheck
-from logquarry.format.queue_entry import QueueEntry
+from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log.follow import Follower
 from logquarry.log.walk import Run
 from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import Queue, Units
+from logquarry.read.queue import ConsumeQueue, Queue, Units
 from logquarry.repair.audit.batch_queues import BatchQueueAudit
 from logquarry.repair.audit.differences import (
     AuditedQueue,
@@ -26,6 +26,7 @@ from logquarry.repair.audit.differences import (
     TagsRule,
     may_stay,
 )
+from logquarry.repair.audit.expired_queues import bridges
 from logquarry.repair.audit.right_offsets import RightOffsets
 from logquarry.repair.audit.runs import AuditedRun, EntryFacts, audited
 from logquarry.write.dispatcher import queue_name_fault
@@ -159,7 +160,13 @@ class QueueAudit(RightOffsets):
             wrong = self._known_from(0, stop, log_start)
             if wrong < stop:
                 found = _unknown(wrong, self._first_at)
-        if end is None:
+        had, made = self._had, dict[int, bytes]()
+        if end is None and isinstance(self._disk, ConsumeQueue):
+            made, stop = bridges(self._disk, log_start)
+            kept_until = self._bridged_until(made, log_start)
+            if kept_until == had:
+                had = kept_until = stop
+        elif end is None:
             kept_until = self._known_from(0, self._had, log_start)
         else:
             kept_until = max(end, self._known_from(end, self._had, 0))
@@ -167,14 +174,22 @@ class QueueAudit(RightOffsets):
         return AuditedQueue(
             key=self.key,
             first_entry=counts[0].start if counts else None,
-            had_until=self._had,
-            ends_empty=len(counts) > 1 and counts[-1].count == 0,
+            had_until=had,
+            ends_empty=len(counts) > 1 and counts[-1].start >= had,
             end=end,
             difference=found,
             kept_until=kept_until,
             moved=self._moved,
             largest_gap=self._largest_gap,
+            bridges=made,
         )
+
+    def _bridged_until(self, made: Mapping[int, bytes], log_start: int) -> int:
+        at = self._known_from(0, self._had, log_start)
+        while at < self._had and at in made:
+            at += len(made[at]) // UNIT_SIZE
+            at = self._known_from(min(at, self._had), self._had, log_start)
+        return at
 
 
 def _unknown(offset: int, resume_at: int) -> FirstDifference:

@@ -26,7 +26,7 @@ from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, FileSequence
 from logquarry.read.fence import OtherQueues, other_queues
 from logquarry.read.log_end import checkpoint_times
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import ConsumeQueue, Queue, Units, is_written
+from logquarry.read.queue import ConsumeQueue, FileQueue, Queue, Units, is_written
 from logquarry.repair.audit.differences import (
     Difference,
     EntryGroup,
@@ -36,6 +36,7 @@ from logquarry.repair.audit.differences import (
     queue_name,
     same_entries,
 )
+from logquarry.repair.audit.expired_queues import bridges
 from logquarry.repair.audit.queue_evidence import (
     HarmedOffsets,
     SpareEntries,
@@ -395,7 +396,23 @@ class QueuesAudit:
                 0 if queue.is_batch else (seen.next_offset - first) * UNIT_SIZE,
                 is_explained,
             )
+        if not seen.messages and isinstance(queue, FileQueue):
+            yield from self._holes(queue)
         yield from self._spare(queue, seen, log_end, lost)
+
+    def _holes(self, queue: FileQueue) -> Iterator[Difference]:
+        made, _ = bridges(queue, self.layout.commit_log.start)
+        # In a batch queue, the search for spare entries finds the holes before the queue's end.
+        first = min(
+            (at for at in made if not queue.is_batch or at >= queue.entry_end), default=None
+        )
+        if first is not None:
+            folder, size = self._folder(queue.key), queue.sequence.file_size
+            base = first * queue.entry_size // size * size
+            reason = f"entry {first} was never written, and later entries were"
+            length = sum(map(len, made.values()))
+            file, at = f"{folder}/{base:0{NAME_DIGITS}d}", first * queue.entry_size - base
+            yield Difference("queue_hole", file, at, reason, length)
 
     def _spare(
         self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans

@@ -373,7 +373,7 @@ class _Planner:
                 self._steps.add(StepKind.CUT, folder, queue.reason, offset=at, length=length)
             if queue.bridges:
                 reason = "entries that were never written, and whose messages have expired"
-                at, length = min(queue.bridges) * entry_size, len(queue.bridges) * entry_size
+                at, length = min(queue.bridges) * entry_size, sum(map(len, queue.bridges.values()))
                 self._steps.add(StepKind.BUILD_QUEUE, folder, reason, offset=at, length=length)
             if queue.resume_at is not None:
                 check_queue_folder(Path(self._layout.root, folder))
