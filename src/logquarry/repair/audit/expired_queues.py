@@ -15,8 +15,10 @@ from logquarry.format import queue_entry
 from logquarry.format.arrays import Int64, Records, consecutive
 from logquarry.format.batch import MOST_MESSAGES
 from logquarry.format.queue_entry import FILLER
+from logquarry.log.store_files import NAME_DIGITS
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, is_batch_written
 from logquarry.read.queue import UNIT_DTYPE, FileQueue, has_message, is_written
+from logquarry.repair.audit.differences import Difference
 
 _FILLER: Final = queue_entry.encode(FILLER)
 
@@ -51,6 +53,21 @@ def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
         if is_there.any():
             stop = max(stop, int(numbers[np.flatnonzero(is_there)[-1]]) + 1)
     return made, stop
+
+
+def holes(queue: FileQueue, folder: str, log_start: int) -> Iterator[Difference]:
+    """Yield a difference for the unwritten entries of a queue in ``folder``, if it has any.
+
+    In a batch queue, the search for spare entries finds those before the queue's end.
+    """
+    made, _ = bridges(queue, log_start)
+    begin, size = queue.entry_end if queue.is_batch else 0, queue.sequence.file_size
+    first = min((number for number in made if number >= begin), default=None)
+    if first is not None:
+        base = first * queue.entry_size // size * size
+        reason = f"entry {first} was never written, and later entries were"
+        file, at = f"{folder}/{base:0{NAME_DIGITS}d}", first * queue.entry_size - base
+        yield Difference("queue_hole", file, at, reason, sum(map(len, made.values())))
 
 
 def _parts(queue: FileQueue, log_start: int) -> Iterator[tuple[Int64, Records]]:

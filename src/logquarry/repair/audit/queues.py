@@ -36,7 +36,7 @@ from logquarry.repair.audit.differences import (
     queue_name,
     same_entries,
 )
-from logquarry.repair.audit.expired_queues import bridges
+from logquarry.repair.audit.expired_queues import holes
 from logquarry.repair.audit.queue_evidence import (
     HarmedOffsets,
     SpareEntries,
@@ -179,6 +179,11 @@ class QueuesAudit:
         held = self._held.pop(key, None)
         if held is not None:
             values = {name: np.append(held[name], column) for name, column in values.items()}
+        if seen.queue is None:
+            every = range(len(values["queue_offset"]))
+            rows = [at for at in every if not self._is_of_another(key, seen, values, at)]
+            own = np.isin(every, rows)
+            return {name: column[own] for name, column in values.items()}
         if seen.harmed is None or not seen.messages:
             return values
         offsets: Int64 = values["queue_offset"]
@@ -201,7 +206,10 @@ class QueuesAudit:
         offset, entry = _entry_of(values, at)
         if offset < 0 or (seen.harmed is not None and seen.harmed.has(offset, entry)):
             return False
-        for name in sorted(self._names - {key}):
+        # If the queue has no files, only the queue id can be harmed: a queue of another topic can
+        # have a copy by multi-dispatch.
+        names = {name for name in self._names if seen.queue is not None or name[0] == key[0]}
+        for name in sorted(names - {key}):
             if self._searches == _MOST_SEARCHES:
                 return False
             self._searches += 1
@@ -210,6 +218,14 @@ class QueuesAudit:
             if HarmedOffsets(queue).has(offset, entry):
                 return True
         return False
+
+    def _has_entry(self, key: QueueKey, offset: int, place: int) -> bool:
+        if key not in self._names or offset < 0:
+            return False
+        return any(
+            entry.physical_offset == place
+            for _, entry in self._queue(key).entries(offset, offset + 1)
+        )
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
         """Whether each first queue offset directly follows the previous message of its queue."""
@@ -377,6 +393,8 @@ class QueuesAudit:
             at, reason = seen.epoch_start, f"{queue_name(key)} starts again at {seen.first_offset}"
             yield Difference("new_epoch", self.layout.log_file(at), at, reason)
         queue = seen.queue
+        if queue is None and not seen.messages:
+            return
         if queue is None:
             reason = f"the log has {seen.messages} messages of it"
             if self._is_deleted(key[0], seen.missing_since):
@@ -397,22 +415,8 @@ class QueuesAudit:
                 is_explained,
             )
         if not seen.messages and isinstance(queue, FileQueue):
-            yield from self._holes(queue)
+            yield from holes(queue, self._folder(key), self.layout.commit_log.start)
         yield from self._spare(queue, seen, log_end, lost)
-
-    def _holes(self, queue: FileQueue) -> Iterator[Difference]:
-        made, _ = bridges(queue, self.layout.commit_log.start)
-        # In a batch queue, the search for spare entries finds the holes before the queue's end.
-        first = min(
-            (at for at in made if not queue.is_batch or at >= queue.entry_end), default=None
-        )
-        if first is not None:
-            folder, size = self._folder(queue.key), queue.sequence.file_size
-            base = first * queue.entry_size // size * size
-            reason = f"entry {first} was never written, and later entries were"
-            length = sum(map(len, made.values()))
-            file, at = f"{folder}/{base:0{NAME_DIGITS}d}", first * queue.entry_size - base
-            yield Difference("queue_hole", file, at, reason, length)
 
     def _spare(
         self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
@@ -421,10 +425,12 @@ class QueuesAudit:
         ranges = [(first, stop)]
         if seen.messages:
             ranges = [(first, seen.first_offset), *seen.gaps, (seen.next_offset, stop)]
-        spare = SpareEntries(self.layout, queue, log_end, lost)
+        has_entry = self._has_entry if seen.messages else None
+        spare = SpareEntries(self.layout, queue, log_end, lost, has_entry)
         begin = seen.first_offset if seen.messages else stop
         for group in spare.check([(max(first, a), min(b, stop)) for a, b in ranges], begin):
             yield self._difference(queue, group)
+        yield from spare.harmed()
         self.entries += spare.entries
 
     def _is_deleted(self, topic: str, stored: int) -> bool:

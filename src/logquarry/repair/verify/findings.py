@@ -103,6 +103,12 @@ KINDS: Final[Mapping[str, Kind]] = {
         "consumers get it, but a client that commits the frame's offset repeats or skips messages. "
         "A `get` from a batch queue raises an error at this frame",
     ),
+    "harmed_queue_id": _damage(
+        Action.READ,
+        "the queue id in a frame has changed, and the message is in its right queue, so consumers "
+        "get it",
+        "nothing. Do not rebuild the queues: the message can get into another queue, or into none",
+    ),
     "suspect_text": _damage(Action.READ, "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": _damage(
         Action.QUEUES,
