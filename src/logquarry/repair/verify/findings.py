@@ -206,8 +206,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "wrong_entry": _damage(
         Action.MOVE,
-        "a file of the store must be at this path, but a folder, a pipe, a broken link, or a link "
-        "to another file of the store is there",
+        "a file of the store must be at this path, but a folder, a pipe, a broken link, a link to "
+        "another file of the store, or a file that cannot be opened is there",
     ),
     "bad_config": _damage(Action.RESTORE, "an invalid file in config/"),
     "bad_settings": _note(
