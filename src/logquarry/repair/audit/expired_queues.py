@@ -14,10 +14,10 @@ import numpy as np
 from logquarry.format import queue_entry
 from logquarry.format.arrays import Int64, Records, consecutive
 from logquarry.format.batch import MOST_MESSAGES
-from logquarry.format.queue_entry import FILLER
+from logquarry.format.queue_entry import FILLER, UNIT_SIZE
 from logquarry.log.store_files import NAME_DIGITS
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, is_batch_written
-from logquarry.read.queue import UNIT_DTYPE, FileQueue, has_message, is_written
+from logquarry.read.queue import UNIT_DTYPE, ConsumeQueue, FileQueue, has_message, is_written
 from logquarry.repair.audit.differences import Difference
 
 _FILLER: Final = queue_entry.encode(FILLER)
@@ -53,6 +53,20 @@ def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
         if is_there.any():
             stop = max(stop, int(numbers[np.flatnonzero(is_there)[-1]]) + 1)
     return made, stop
+
+
+def stand_in(queue: ConsumeQueue, log_start: int, file_size: int) -> tuple[dict[int, bytes], int]:
+    """Return fillers that replace a queue with unusable files, like :func:`bridges`, and its end.
+
+    The fillers keep the end of the queue. They begin at the start of the file that has the queue's
+    last entry. The result is empty if a message of the queue has not expired.
+    """
+    stop, room = queue.entry_end, file_size // UNIT_SIZE
+    for _, units in queue.runs(0, stop):
+        if (has_message(units) & (units["physical_offset"] >= log_start)).any():
+            return {}, 0
+    first = max(0, stop - 1) // room * room
+    return ({first: _FILLER * (stop - first)} if stop else {}), stop
 
 
 def holes(queue: FileQueue, folder: str, log_start: int) -> Iterator[Difference]:

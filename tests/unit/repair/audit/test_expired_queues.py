@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -73,6 +74,28 @@ def test_zeroed_entries_become_fillers(
     assert not lq.recover(expired).is_needed
     with lq.MessageStore.open(expired, mode="rw") as store:
         assert store.put(lq.Message("orders", b"new", queue_id=0)).queue_offset == MESSAGES
+
+
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+@pytest.mark.parametrize("name", [0, 200, 400])
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_an_expired_queue_with_unusable_files_keeps_its_end(
+    expired: Path, name: int, *, is_missing: bool, is_rebuilt: bool
+) -> None:
+    path = expired / "consumequeue/orders/0" / f"{name:020d}"
+    if is_missing:
+        path.unlink()
+    else:
+        os.truncate(path, 100)
+    if is_rebuilt:
+        rebuild(expired, apply=True)
+    lq.recover(expired, apply=True)
+    assert not lq.verify(expired).has_damage
+    assert not lq.recover(expired).is_needed
+    with lq.MessageStore.open(expired, mode="rw") as store:
+        assert store.put(lq.Message("orders", b"new", queue_id=0)).queue_offset == MESSAGES
+    with lq.MessageStore.open(expired) as store:
+        assert [m.body for m in store.get("orders", 0, MESSAGES).messages] == [b"new"]
 
 
 @pytest.mark.parametrize("place", [0, 1 << 40])
