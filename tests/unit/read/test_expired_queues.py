@@ -30,7 +30,7 @@ def test_the_bounds_of_an_expired_queue(tmp_path: Path, *, is_5: bool) -> None:
         (root / "rocksdbstore").mkdir()
     expected = (5, 5) if is_5 else (0, 5)
     for mode in ("r", "rw"):
-        with lq.MessageStore.open(root, mode=mode, config=CONFIG) as store:  # type: ignore[call-overload]
+        with lq.MessageStore.open(root, mode=mode, config=CONFIG) as store:
             bounds = store.queue_offsets("orders", 0)
             assert tuple(bounds) == expected, mode
             got = store.get("orders", 0, offset=2)

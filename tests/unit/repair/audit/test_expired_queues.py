@@ -6,13 +6,14 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import logquarry as lq
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER
 from logquarry.log.layout import StoreLayout
-from logquarry.read.batch_queue import BATCH_DTYPE, BatchQueue
+from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue
 from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.expired_queues import bridges
 from logquarry.repair.rebuild.rebuild import rebuild
@@ -126,9 +127,7 @@ def test_a_bridge_does_not_span_a_missing_file(tmp_path: Path) -> None:
     assert bridges(simple, 0) == ({}, 0)
 
 
-def queue_entry_rows(base: int):  # type: ignore[no-untyped-def]
-    import numpy as np
-
+def queue_entry_rows(base: int) -> BatchEntries:
     entries = np.zeros(5, BATCH_DTYPE)
     entries["base"] = np.arange(base, base + 5)
     entries["physical_offset"] = 100 * entries["base"]
