@@ -131,3 +131,17 @@ def test_the_end_of_a_queue_without_entries(copied: Copied) -> None:
     assert wrong_end(found, key, place + 1) is None
     reason = f"queue 0 of Orders: its end is {number + 1}, and it has no entry {number}"
     assert wrong_end(found, key, place) == reason
+
+
+def test_verify_reports_an_unreadable_block_of_rocksdb(copied: Copied) -> None:
+    """Other commands stop at the block and advise to verify, so verify must not stop there."""
+    root = copied("5.5.0-rocksdb")
+    for path in (root / "consumequeue").glob("*.sst"):
+        data = bytearray(path.read_bytes())
+        data[:512] = bytes(512)
+        path.write_bytes(data)
+    found = verify_store(StoreLayout.open(root))
+    assert found.by_kind == {"bad_rocksdb": 1} and found.has_damage
+    assert "checksum mismatch" in found.findings[0].reason
+    lq.recover(root, apply=True)
+    assert not verify_store(StoreLayout.open(root)).has_damage

@@ -14,6 +14,7 @@ from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import CorruptFile, StoreNotFound
 from logquarry.format import batch, broker_json, checkpoint, java, queue_entry
 from logquarry.log import kept_settings, store_files
+from logquarry.log.broker_version import Writer, find_writer
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem
 from logquarry.log.kept_settings import LostHead, find_lost_head, levels_of, read_durable
 from logquarry.log.location import not_a_store, open_filesystem
@@ -128,9 +129,8 @@ class StoreLayout:
         storage_options: Mapping[str, Any] | None = None,
     ) -> StoreLayout:
         """Open the layout of the store at a path or URL. Raises StoreNotFound if none exists."""
-        config = settings_of(config)
         try:
-            return cls(open_filesystem(location, storage_options), config)
+            return cls(open_filesystem(location, storage_options), settings_of(config))
         except PermissionError as error:
             raise StoreNotFound(f"{os.fsdecode(location)}: cannot be read: {error}") from error
 
@@ -411,6 +411,11 @@ class StoreLayout:
     def index_files(self) -> tuple[Entry, ...]:
         """The index files by name, oldest first."""
         return self._folders.index_files()
+
+    @_listed
+    def writer(self) -> Writer:
+        """The version of RocketMQ that wrote the store, by :func:`find_writer`."""
+        return find_writer(self.filesystem)
 
     @cached_property
     def delay_levels_ms(self) -> tuple[int, ...]:

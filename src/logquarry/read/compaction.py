@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from logquarry.format.frame import Frame
+from logquarry.log.broker_version import topic_attributes
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import COMPACTED_LOG, COMPACTED_QUEUE, FileSequence
 from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.features import CLEANUP, COMPACTION_POLICY, topic_attributes
+from logquarry.read.features import CLEANUP, COMPACTION_POLICY
 from logquarry.read.get_message import GetMessageStatus, GetResult, TransferLimits, get_message
 from logquarry.read.log_queues import QueueKey
 from logquarry.stored_message import StoredMessage
@@ -37,7 +38,7 @@ def compacted_topics(layout: StoreLayout) -> frozenset[str]:
     if COMPACTED_QUEUE.partition("/")[0] not in layout.folders:
         return frozenset()
     names = {entry.name for entry in layout.filesystem.list(COMPACTED_QUEUE) if entry.is_dir}
-    stated = topic_attributes(layout) if names else {}
+    stated = topic_attributes(layout.filesystem) if names else {}
     return frozenset(
         name
         for name in names

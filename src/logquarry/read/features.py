@@ -14,22 +14,22 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, Final, Literal
 
-from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile
 from logquarry.format import broker_json, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import MAGIC_V2, Frame
 from logquarry.log import log_place
+from logquarry.log.broker_version import ROCKSDB_STORE as INDEX_TAGS_SINCE
+from logquarry.log.broker_version import Writer, topic_attributes
 from logquarry.log.filesystem import Entry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import is_on, setting
 from logquarry.log.open_files import OpenFiles
-from logquarry.log.rocksdb import CURRENT, read_config
+from logquarry.log.rocksdb import CURRENT
 from logquarry.log.store_files import BATCH_QUEUE as BATCH_FOLDER
-from logquarry.log.store_files import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, REBUILD, SIDECAR
 from logquarry.log.store_files import COMPACTED_LOG as COMPACTION_FOLDER
+from logquarry.log.store_files import CONFIG, CONSUME_QUEUE, INDEX, REBUILD
 from logquarry.read import timers
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.index import ROCKSDB_STORE as INDEX_TAGS_SINCE
 from logquarry.read.index import find_tag_entries
 from logquarry.read.log_queues import LMQ_PREFIX
 from logquarry.read.queue import ConsumeQueue
@@ -99,29 +99,6 @@ class Feature:
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
-    """The range of versions of RocketMQ that may have written a store: ``at_least`` or later, and
-    earlier than ``before``. None means unknown.
-    """
-
-    at_least: str | None = None
-    before: str | None = None
-    evidence: tuple[str, ...] = ()
-
-    @property
-    def is_5(self) -> bool:
-        """Whether RocketMQ 5 wrote the store."""
-        return self.at_least is not None and self.at_least.startswith("5")
-
-    def __str__(self) -> str:
-        if self.at_least is None:
-            return "unknown" if self.before is None else f"before {self.before}"
-        if self.before is None:
-            return f"{self.at_least} or later"
-        return f"{self.at_least} or later, before {self.before}"
-
-
-@dataclass(frozen=True, slots=True)
 class StoreFeatures:
     """The features of a store, in a fixed order.
 
@@ -182,20 +159,6 @@ def rocksdb_config(layout: StoreLayout) -> Feature | None:
     if not evidence:
         return None
     return Feature(ROCKSDB_CONFIG, evidence, "topics, groups and consumer offsets are in RocksDB")
-
-
-def topic_attributes(layout: StoreLayout) -> Mapping[str, Mapping[str, Any]]:
-    """Topic -> attributes, from ``config/topics.json`` or RocksDB; empty if unreadable."""
-    try:
-        stored = read_config(layout.filesystem, broker_json.TOPICS_FILE)
-        table = broker_json.decode(stored)["topicConfigTable"]
-        return {
-            str(name): found if isinstance(found := topic.get("attributes"), dict) else {}
-            for name, topic in table.items()
-        }
-    except (OSError, CorruptFile, ValueError, TypeError, LookupError, AttributeError):
-        # verify reports a file that cannot be read.
-        return {}
 
 
 class _Finder:
@@ -271,7 +234,7 @@ class _Finder:
 
     @cached_property
     def _topics(self) -> Mapping[str, Mapping[str, Any]]:
-        return topic_attributes(self._layout)
+        return topic_attributes(self._layout.filesystem)
 
     # -------------------------------------------------------------------------------- RocksDB
     def _rocksdb(self) -> None:
@@ -416,33 +379,17 @@ class _Finder:
 
     # -------------------------------------------------------------------------------- version
     def _writer(self) -> Writer:
-        try:
-            page = self._layout.filesystem.read(CHECKPOINT)
-        except (FileNotFoundError, StoreNotFound, UnreadableFile):
-            page = b""
-        if page[40:48].strip(b"\0"):
-            return Writer("5.5.0", None, (f"{CHECKPOINT} at 40",))
-        if "rocksdbstore" in self._root or self.has(INDEX_TAGS):
-            evidence = "rocksdbstore/" if "rocksdbstore" in self._root else f"{INDEX}/"
-            return Writer("5.4.0", None, (evidence,))
-        folders = ("timerwheel", BATCH_FOLDER, "compaction")
-        signs: list[str] = [name for name in folders if name in self._root]
-        signs += [f"{CONFIG}/{n}" for n in ("timercheck", "timermetrics") if n in self._settings]
-        if any(self._topics.values()):
-            signs.append(f"{CONFIG}/{broker_json.TOPICS_FILE}")
-        for _, found in islice(self._sample(), _MOST_FRAMES):
-            if found.magic == MAGIC_V2:
-                signs.append(self._layout.log_file(found.physical_offset))
-                break
-        if signs:
-            return Writer("5.0.0", "5.4.0", tuple(signs))
-        if broker_json.TOPICS_FILE in self._settings and SIDECAR not in self._root:
-            # RocketMQ 5.x would have written "attributes" for each topic, and by default a file
-            # ``timerwheel``, so an earlier version wrote the store. But a store with a
-            # ``.logquarry`` folder has a topics.json that logquarry may have written, which proves
-            # nothing.
-            return Writer(None, "5.0.0", (f"{CONFIG}/{broker_json.TOPICS_FILE}",))
-        return Writer()
+        found = self._layout.writer
+        if found.is_5 and found.before is None:
+            return found
+        if self.has(INDEX_TAGS):
+            return Writer("5.4.0", None, (f"{INDEX}/",))
+        for _, frame in islice(self._sample(), _MOST_FRAMES):
+            if frame.magic == MAGIC_V2:
+                signs = found.evidence if found.is_5 else ()
+                place = self._layout.log_file(frame.physical_offset)
+                return Writer("5.0.0", "5.4.0", (*signs, place))
+        return found
 
 
 def _holds_data(entry: Entry) -> bool:

@@ -19,6 +19,7 @@ from logquarry.format import index, java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.arrays import POSITION
 from logquarry.format.frame import Frame
+from logquarry.log.broker_version import ROCKSDB_STORE
 from logquarry.log.filesystem import Entry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
@@ -32,7 +33,6 @@ from logquarry.stored_message import StoredMessage
 logger = logging.getLogger(__name__)
 
 _MOST_ENTRIES: Final = 256
-ROCKSDB_STORE: Final = "rocksdbstore"
 
 
 class Index:

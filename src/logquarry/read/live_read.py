@@ -115,10 +115,18 @@ class LiveQueue(LiveBounds, _LiveFiles):
     _log: MappedFileQueue
 
     def __init__(
-        self, topic: str, queue_id: int, files: MappedFileQueue, log: MappedFileQueue
+        self,
+        topic: str,
+        queue_id: int,
+        files: MappedFileQueue,
+        log: MappedFileQueue,
+        *,
+        is_5: bool = False,
     ) -> None:
         super().__init__(topic, queue_id, files, log)
         self.units_per_file = files.file_size // UNIT_SIZE
+        # Whether RocketMQ 5 wrote the store: then an expired queue has another min offset.
+        self._is_5 = is_5
         # The cached min offset, after the two numbers for which it was computed: the start of the
         # queue's first file, and the start of the log.
         self._min: tuple[tuple[int, int], int] | None = None
@@ -144,7 +152,9 @@ class LiveQueue(LiveBounds, _LiveFiles):
             return known[1]
         kept = np.flatnonzero(self._units_of(base)["physical_offset"] >= start)
         if not len(kept):
-            return 0
+            last = self._units_of(self._files.bases[-1])["physical_offset"]
+            is_end = self._is_5 and len(last) and not (last >= start).any()
+            return self.max_offset if is_end else 0
         found = base // UNIT_SIZE + int(kept[0])
         self._min = (base, start), found
         return found

@@ -48,9 +48,8 @@ class QueueSegment:
 class Queue(ABC):
     """A consume queue that can be read. All offsets are queue offsets, that is, numbers of entries.
 
-    One ``get`` never reads past a multiple of ``units_per_file``. In a consume queue with files,
-    this is the number of entries of a file, so as in RocketMQ, a ``get`` reads one file only. If
-    ``is_batch``, several entries may point to the same frame, an inner batch.
+    As in RocketMQ, one ``get`` never reads past a multiple of ``units_per_file``, the number of
+    entries in a file. If ``is_batch``, several entries may point to the same frame.
     """
 
     topic: str
@@ -103,8 +102,7 @@ class Queue(ABC):
 
     @abstractmethod
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """Yield the entries in ``[start, stop)``: for each file, its first queue offset and an
-        array.
+        """Yield the entries in ``[start, stop)``: the first queue offset and an array per file.
 
         Missing files are skipped. Unwritten entries (:func:`is_written`) are included.
         """
@@ -116,9 +114,8 @@ class Queue(ABC):
     def units(self, start: int, stop: int) -> Units:
         """Return one entry for each queue offset in ``[start, stop)``, up to the queue's end.
 
-        Entries in missing files are zeros (unwritten). If the range is in one file, the result is a
-        view of the file, not a copy. Raises UsageError if ``start`` is negative, or if more than
-        MOST_HOLES entries have no file.
+        Entries in missing files are zeros (unwritten). If one file has the range, the result is a
+        view. Raises UsageError if ``start`` is negative, or if MOST_HOLES entries have no file.
         """
         if start < 0:
             raise UsageError(f"there is no queue offset {start}")
@@ -148,8 +145,7 @@ class Queue(ABC):
     def entry_before(self, offset: int) -> QueueEntry | None:
         """Return the written entry directly before a queue offset, None if there is none.
 
-        A caller can compare the results of two calls for one queue offset. If they differ, the
-        topic was deleted and recreated in between.
+        If a second call returns another entry, the topic was deleted and recreated in between.
         """
         found = next(self.entries(offset - 1, offset), None) if offset > 0 else None
         return None if found is None else found[1]
@@ -157,8 +153,7 @@ class Queue(ABC):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """Return the queue offset of a message that was stored at ``timestamp`` or near it; 0 if
-        none is found.
+        """Return the queue offset of a message stored at ``timestamp`` or near it; 0 if none is.
 
         If no message has exactly this time, the search compares the messages before and after it in
         the file, and chooses the nearer one. If both are equally near, it chooses the earlier one
@@ -259,9 +254,7 @@ def has_message(units: Units) -> Bools:
 
 
 class FileQueue(Queue):
-    """A consume queue or a batch queue whose entries are in files.
-
-    The constructor reads no entries. When the queue's end is needed, the last file is read.
+    """A consume queue or a batch queue in files. The constructor reads no entries.
 
     Args:
         log_min_offset: physical offset of the log's first byte (default: start of the log files
@@ -312,8 +305,7 @@ class FileQueue(Queue):
         """List the queue's files."""
 
     def _use(self, sequence: FileSequence) -> None:
-        # Ignore a file whose name is not a multiple of the entry size, because its entries have no
-        # queue offsets.
+        # The entries of a file whose name is no multiple of the entry size have no queue offsets.
         files = tuple(file for file in sequence.files if file.base % self.entry_size == 0)
         self.sequence = FileSequence(files, sequence.file_size)
         self._tail: tuple[int, int] | None = None
@@ -342,6 +334,11 @@ class FileQueue(Queue):
         return self.files[index].base // self.entry_size + count
 
     max_offset = entry_end
+
+    def file_bytes(self) -> Iterator[tuple[StoreFile, memoryview]]:
+        """Yield each file and its bytes, up to the start of the next file."""
+        for index, file in enumerate(self.files):
+            yield file, self._reader.read(file.path, 0, self._room_of(index))
 
     def _tail_position(self) -> tuple[int, int]:
         if self._tail is None:
@@ -390,8 +387,9 @@ class ConsumeQueue(FileQueue):
     def min_offset(self) -> int:
         """The first queue offset whose message is still in the log.
 
-        QUIRK: ``correctMinOffset`` reads only the first file. If all messages of that file's
-        entries have expired, the min offset is 0, although later files may have entries.
+        QUIRK: ``correctMinOffset`` reads only the first file. If all messages of its entries have
+        expired, the min offset is 0, although later files may have entries. If the messages of the
+        last file have expired too, the min offset of a RocketMQ 5 store is the max offset.
         """
         if self._min_offset is None:
             self._min_offset = self._find_min()
@@ -409,7 +407,10 @@ class ConsumeQueue(FileQueue):
             if kept[first]:
                 return self.files[0].base // UNIT_SIZE + at + first
             at, chunk = at + chunk, min(4 * chunk, _LARGEST_CHUNK)
-        return 0
+        tail, written = self._tail_position()
+        last = self._read_units(tail, 0, written if tail else 0)["physical_offset"]
+        has_expired = not (last >= self.log_min_offset).any() and self._layout.writer.is_5
+        return self.entry_end if has_expired and written else 0
 
     @property
     def last_entry(self) -> QueueEntry | None:

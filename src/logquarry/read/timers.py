@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from logquarry.errors import UnreadableFile
+from logquarry.errors import CorruptFile, UnreadableFile
 from logquarry.format import java, timer
 from logquarry.format import properties as props
 from logquarry.format.arrays import Bools, Records
@@ -35,8 +35,9 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CONFIG
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
+from logquarry.read.log_queues import QueueBuilder
 from logquarry.read.queue import ConsumeQueue, Queue
-from logquarry.read.rocksdb_queue import derived_queues, rocksdb_folders
+from logquarry.read.rocksdb_queue import RocksQueue, derived_queues, rocksdb_folders
 
 CHECK: Final = f"{CONFIG}/{timer.CHECK_FILE}"
 QUEUE_ID: Final = 0
@@ -334,7 +335,16 @@ def timers_of(layout: StoreLayout, check: TimerCheck | None = None) -> Timers:
         events = LogReader(layout, check_crc=False).events(start, resync=True)
         return (event for event in events if isinstance(event, Run))
 
-    return find_timers(queue, message, runs, known_by(layout, check))
+    known = known_by(layout, check)
+    try:
+        return find_timers(queue, message, runs, known)
+    except CorruptFile:
+        if not isinstance(queue, RocksQueue):
+            raise
+    # RocksDB cannot read a block of the queue, but the log has the queue's messages.
+    builder = QueueBuilder(layout.config, layout.delay_levels_ms)
+    made = builder.add(LogReader(layout, check_crc=False).events(resync=True)).queues()
+    return find_timers(made.get(queue.key), message, runs, known)
 
 
 def known_by(layout: StoreLayout, check: TimerCheck) -> Known:

@@ -103,6 +103,12 @@ KINDS: Final[Mapping[str, Kind]] = {
         " consumers get it. But a client that commits the frame's offset then repeats or skips "
         "messages. A `get` from a batch queue raises an error at this frame",
     ),
+    "harmed_queue_id": _damage(
+        Action.READ,
+        "the queue id in a frame has changed, and the message is in its right queue, so consumers "
+        "get it",
+        "nothing. Do not rebuild the queues: the message can get into another queue, or into none",
+    ),
     "suspect_text": _damage(Action.READ, "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": _damage(
         Action.QUEUES,
@@ -200,8 +206,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "wrong_entry": _damage(
         Action.MOVE,
-        "this path must be a file of the store, but it is a folder, a pipe, a broken link, or a "
-        "link to another file of the store",
+        "this path must be a file of the store, but it is a folder, a pipe, a broken link, a link "
+        "to another file of the store, or a file that cannot be opened",
         "move it out of the store. If it is a broken link, mount the disk of the link's target, or "
         "correct the link",
     ),

@@ -20,6 +20,7 @@ from logquarry.format.broker_json import FOLDERS_V1
 from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import kept_settings
+from logquarry.log.broker_version import ROCKSDB_STORE
 from logquarry.log.filesystem import LocalFileSystem, below
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE
@@ -41,7 +42,6 @@ from logquarry.log.store_files import (
 )
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.index import ROCKSDB_STORE
 from logquarry.read.log_end import lost_tail
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.recover.store_folders import WrongEntry, check_entries

@@ -195,7 +195,7 @@ class ExportCommit:
         self.staging = TEMPORARY + uuid.uuid4().hex[:12]
         """Name of the subfolder of the destination in which the tasks write their files."""
         self._earlier: frozenset[str] = frozenset()
-        self._is_begun = False
+        self._remains = ""
         self._lock: int | None = None
 
     def begin(self) -> None:
@@ -256,15 +256,10 @@ class ExportCommit:
             # No later export uses the staged files, and removing them frees the disk.
             with suppress(OSError):
                 self._folder.remove_folder(self.staging)
-            if not self._is_begun:
+            if not self._remains:
                 raise
-            raise failed_commit(
-                self._folder,
-                "while the export moved its files into place",
-                "The folder has no complete export now. Run the export again: it replaces or "
-                f"removes all files that {INTENT} lists",
-                error,
-            ) from error
+            when = "while the export moved its files into place"
+            raise failed_commit(self._folder, when, self._remains, error) from error
 
     def abort(self) -> None:
         """Remove the staged files; files of an earlier export stay unchanged."""
@@ -286,7 +281,10 @@ class ExportCommit:
         draft = f"{self.staging}/{MANIFEST}"
         intent = {"written_by": WRITTEN_BY, "files": sorted({*self._earlier, *wanted})}
         folder.write_json(INTENT, intent, by_way_of=draft)
-        self._is_begun = True
+        self._remains = (
+            "The folder has no complete export now. Run the export again: it replaces or removes "
+            f"all files that {INTENT} lists"
+        )
         _remove_success(folder)
         for place in sorted({os.path.dirname(path) for path in wanted}):  # noqa: PTH120
             folder.make(place)
@@ -300,6 +298,8 @@ class ExportCommit:
         _each(folder.remove, sorted(unwanted))
         _remove_empty(folder, unwanted)
         _complete(folder, {"written_by": WRITTEN_BY, **manifest}, draft)
+        self._remains = f"The export is complete, but {INTENT} is still there: remove this file"
+        folder.remove(INTENT)
 
     def _ours(self) -> frozenset[str]:
         """Return the files of an earlier export: those that its manifest or its intent lists."""
@@ -352,7 +352,6 @@ def _complete(folder: OutputFolder, manifest: Mapping[str, Any], draft: str) -> 
     folder.write_json(MANIFEST, manifest, by_way_of=draft)
     with folder.create(SUCCESS):
         pass
-    folder.remove(INTENT)
 
 
 def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
@@ -470,6 +469,7 @@ def finish_compaction(folder: OutputFolder) -> bool:
         folder.sync(place)
     folder.make(staging)
     _complete(folder, manifest, f"{staging}/{MANIFEST}")
+    folder.remove(INTENT)
     folder.remove_folder(staging)
     return True
 

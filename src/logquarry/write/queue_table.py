@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
 from logquarry.format import broker_json, java
 from logquarry.format.broker_json import TopicConfig, topic_entry
+from logquarry.log.broker_version import find_writer
+from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.store_files import quarantine, queue_form
 from logquarry.read.live_read import LiveBatchQueue, LiveQueue
 from logquarry.read.log_queues import QueueKey
@@ -274,8 +277,14 @@ class QueueTable:
         if writer is None or not writer.files.bases:
             return None
         with self._opening:
-            kind = LiveBatchQueue if topic in self.config.batch_topics else LiveQueue
-            return self.live.setdefault(key, kind(topic, queue_id, writer.files, self.log))
+            parts = topic, queue_id, writer.files, self.log
+            if topic in self.config.batch_topics:
+                return self.live.setdefault(key, LiveBatchQueue(*parts))
+            return self.live.setdefault(key, LiveQueue(*parts, is_5=self._is_5))
+
+    @cached_property
+    def _is_5(self) -> bool:
+        return find_writer(LocalFileSystem(self.root)).is_5
 
     def next_offsets(self) -> dict[QueueKey, int]:
         """Return the next offset of each queue (``recoverTopicQueueTable``)."""

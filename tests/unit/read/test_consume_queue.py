@@ -138,6 +138,19 @@ def test_the_min_is_looked_for_in_the_first_file_only(thirteen: Path) -> None:
     assert queue(thirteen, log_min_offset=5000).min_offset == 0
 
 
+def test_the_min_of_an_expired_queue_of_rocketmq_5_is_the_max(
+    thirteen: Path,
+) -> None:
+    (thirteen / "timerwheel").touch()
+    assert queue(thirteen, log_min_offset=1400).min_offset == 4
+    # The first file has expired, and a later file has not.
+    assert queue(thirteen, log_min_offset=2200).min_offset == 0
+    assert queue(thirteen, log_min_offset=2201).min_offset == 13
+    # An entry that damage moved behind does not hide the entries before it.
+    write(thirteen, 200, [unit(10), unit(11), QueueEntry(5, 100, 0)])
+    assert queue(thirteen, log_min_offset=2100).min_offset == 0
+
+
 def test_a_first_file_with_padding(tmp_path: Path) -> None:
     write(tmp_path, 100, [FILLER, FILLER, unit(7), unit(8)])
     found = queue(tmp_path, log_min_offset=1000)

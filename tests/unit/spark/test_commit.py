@@ -152,6 +152,22 @@ class FullDisk(CrashingFolder):
         return counted
 
 
+def test_the_error_says_that_the_export_is_complete(tmp_path: Path) -> None:
+    """Only the removal of the intent has failed."""
+
+    class Sticky(OutputFolder):
+        def remove(self, path: str) -> None:
+            if path == INTENT:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            super().remove(path)
+
+    with pytest.raises(OSError, match=f"The export is complete, but {INTENT} is still there"):
+        export(Sticky(tmp_path), *NEW)
+    (tmp_path / INTENT).unlink()
+    assert is_complete(tmp_path)
+    assert contents(tmp_path) == {path: f"new {path}" for path in NEW}
+
+
 def test_a_full_disk_at_every_step(tmp_path: Path) -> None:
     """The staged files are removed, the error says what stays, and the next export works."""
     steps, was_explained = 3, False

@@ -16,7 +16,7 @@ frames after the log's end       stale_frames                      zero, set_asi
 queue without files              queue_missing                     build_queue
 queue ends before the log        queue_behind                      build_queue
 entry never written              queue_hole                        cut, build_queue
-the same in a batch queue whose  queue_hole                        build_queue
+the same in a queue whose        queue_hole                        build_queue
 messages have all expired
 entry differs from its message   queue_entry_wrong                 cut, build_queue
 first messages have no entry     queue_head_missing                rebuild the queue
@@ -25,6 +25,7 @@ entry of no message of the log   queue_ahead, queue_misplaced,     cut, or rebui
 entry of a lost message          queue_in_damage, queue_filler     stays
 queue offset falls back          new_epoch                         only later entries count
 queue offset is harmed           harmed_queue_offset               the message keeps its place
+queue id is harmed               harmed_queue_id                   as an entry of no message
 index header, order, first and   index_header, index_entry,        set_aside, build_index
 last message, shape              index_ahead, index_shape
 index chain                      index_chain                       set_aside if it leads forward

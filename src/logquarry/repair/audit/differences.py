@@ -105,8 +105,8 @@ class AuditedQueue:
         kept_until: a recovery cuts off the entries from this queue offset on: their messages are
             neither in the log, nor lost by damage, nor expired. Only valid without ``difference``.
         moved: physical offset -> right queue offset, for each frame with a harmed queue offset.
-        bridges: number -> bytes of each entry that must take the place of an unwritten entry. Only
-            for a batch queue of which the log has no message.
+        bridges: number -> bytes of the entries that must take the place of unwritten entries. Only
+            for a queue of which the log has no message.
     """
 
     key: QueueKey

@@ -15,9 +15,9 @@ import numpy as np
 
 from logquarry.config import StoreConfig
 from logquarry.dialect31.state_table import TransactionCheck
-from logquarry.format.arrays import Bools, Int64, consecutive
-from logquarry.format.batch import ENTRY_SIZE, MOST_MESSAGES
-from logquarry.format.queue_entry import QueueEntry
+from logquarry.format.arrays import Bools, Int64
+from logquarry.format.batch import ENTRY_SIZE
+from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log.follow import Follower
 from logquarry.log.walk import Run
 from logquarry.read.batch_queue import (
@@ -28,7 +28,7 @@ from logquarry.read.batch_queue import (
     own_messages,
 )
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import Queue, Units
+from logquarry.read.queue import ConsumeQueue, Queue, Units
 from logquarry.repair.audit.differences import (
     AuditedQueue,
     FirstDifference,
@@ -36,6 +36,7 @@ from logquarry.repair.audit.differences import (
     may_stay,
     names_damage,
 )
+from logquarry.repair.audit.expired_queues import bridges
 from logquarry.repair.audit.right_offsets import RightBases, RightOffsets
 from logquarry.repair.audit.runs import AuditedRun, EntryFacts, audited
 from logquarry.write.dispatcher import queue_name_fault
@@ -166,7 +167,13 @@ class QueueAudit(RightOffsets):
             wrong = self._known_from(0, stop, log_start)
             if wrong < stop:
                 found = _unknown(wrong, self._first_at)
-        if end is None:
+        had, made = self._had, dict[int, bytes]()
+        if end is None and isinstance(self._disk, ConsumeQueue):
+            made, stop = bridges(self._disk, log_start)
+            kept_until = self._bridged_until(made, log_start)
+            if kept_until == had:
+                had = kept_until = stop
+        elif end is None:
             kept_until = self._known_from(0, self._had, log_start)
         else:
             kept_until = max(end, self._known_from(end, self._had, 0))
@@ -174,14 +181,22 @@ class QueueAudit(RightOffsets):
         return AuditedQueue(
             key=self.key,
             first_entry=counts[0].start if counts else None,
-            had_until=self._had,
-            ends_empty=len(counts) > 1 and counts[-1].count == 0,
+            had_until=had,
+            ends_empty=len(counts) > 1 and counts[-1].start >= had,
             end=end,
             difference=found,
             kept_until=kept_until,
             moved=self._moved,
             largest_gap=self._largest_gap,
+            bridges=made,
         )
+
+    def _bridged_until(self, made: Mapping[int, bytes], log_start: int) -> int:
+        at = self._known_from(0, self._had, log_start)
+        while at < self._had and at in made:
+            at += len(made[at]) // UNIT_SIZE
+            at = self._known_from(min(at, self._had), self._had, log_start)
+        return at
 
 
 def _unknown(offset: int, resume_at: int) -> FirstDifference:
@@ -343,52 +358,22 @@ class BatchQueueAudit:
                     break
                 kept_until += 1
         files = [] if self._disk is None else self._disk.files
+        had, made = self._had, dict[int, bytes]()
+        if end is None and self._disk is not None:
+            made, stop = bridges(self._disk, log_start)
+            if kept_until == had:
+                had = kept_until = stop
         return AuditedQueue(
             key=self.key,
             first_entry=first,
-            had_until=self._had,
-            ends_empty=bool(files) and len(files) > 1 and files[-1].base // ENTRY_SIZE >= self._had,
+            had_until=had,
+            ends_empty=bool(files) and len(files) > 1 and files[-1].base // ENTRY_SIZE >= had,
             end=end,
             difference=found,
             kept_until=kept_until,
             moved=self._right.moved,
-            bridges={} if end is not None or self._disk is None else bridges(self._disk),
+            bridges=made,
         )
-
-
-def bridges(queue: BatchQueue) -> dict[int, bytes]:
-    """Return a bridge for each unwritten entry before a written one: entry number -> 46 bytes.
-
-    A bridge has no message. It only covers queue offsets between its neighbours, as in
-    :func:`logquarry.write.queue_writer.without_gaps`. Without it, a broker would end the queue
-    there, and give later messages queue offsets that consumers have passed.
-    """
-    numbers, parts = [np.empty(0, np.int64)], [np.empty(0, BATCH_DTYPE)]
-    for file, found in queue.batches():
-        numbers.append(file.base // ENTRY_SIZE + np.arange(len(found)))
-        parts.append(found)
-    entries, numbered = np.concatenate(parts).astype(BATCH_DTYPE), np.concatenate(numbers)
-    unwritten = np.flatnonzero(~is_batch_written(entries))
-    made: dict[int, bytes] = {}
-    for start, stop in consecutive(unwritten):
-        first, last = int(unwritten[start]), int(unwritten[stop - 1]) + 1
-        if last == len(entries):
-            break
-        following = entries[last : last + 1].copy()
-        end = int(following["base"][0])
-        base = end - (last - first)
-        if first:
-            base = int(entries["base"][first - 1]) + int(entries["count"][first - 1])
-        if base < 0 or not last - first <= end - base <= (last - first) * MOST_MESSAGES:
-            # The neighbours leave no queue offsets for these entries.
-            continue
-        for at in range(first, last):
-            following["base"] = base
-            following["count"] = min(MOST_MESSAGES, end - base - (last - at - 1))
-            following["reserved"] = following["count"]
-            made[int(numbered[at])] = following.tobytes()
-            base += int(following["count"][0])
-    return made
 
 
 def same_batches(there: BatchEntries, wanted: BatchEntries) -> Bools:

@@ -31,6 +31,7 @@ import numpy as np
 from logquarry.format.arrays import POSITION, SIZE, Bytes, Int64
 from logquarry.format.frame import FIXED_SIZE_V1, DamageKind, Frame
 from logquarry.log import codec
+from logquarry.log.broker_version import ROCKSDB_STORE
 from logquarry.log.codec import Window
 from logquarry.log.frames import Guess, guided
 from logquarry.log.layout import StoreLayout
@@ -46,7 +47,6 @@ from logquarry.log.walk import (
 )
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.index import ROCKSDB_STORE
 from logquarry.read.log_end import checkpoint_times, last_entries
 from logquarry.read.queue import Queue
 

@@ -116,7 +116,7 @@ class StoreQueuesAudit:
         # Each audit finds the same differences in the log: report each once.
         in_log: set[Difference] = set()
         for found in self._differences(log_end, lost):
-            if found.kind in ("new_epoch", "harmed_queue_offset"):
+            if found.kind in ("new_epoch", "harmed_queue_offset", "harmed_queue_id"):
                 if found in in_log:
                     continue
                 in_log.add(found)

@@ -26,7 +26,7 @@ from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, FileSequence
 from logquarry.read.fence import OtherQueues, other_queues
 from logquarry.read.log_end import checkpoint_times
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import ConsumeQueue, Queue, Units, is_written
+from logquarry.read.queue import ConsumeQueue, FileQueue, Queue, Units, is_written
 from logquarry.repair.audit.differences import (
     Difference,
     EntryGroup,
@@ -36,6 +36,7 @@ from logquarry.repair.audit.differences import (
     queue_name,
     same_entries,
 )
+from logquarry.repair.audit.expired_queues import holes
 from logquarry.repair.audit.queue_evidence import (
     HarmedOffsets,
     SpareEntries,
@@ -170,6 +171,11 @@ class QueuesAudit:
         held = self._held.pop(key, None)
         if held is not None:
             values = {name: np.append(held[name], column) for name, column in values.items()}
+        if seen.queue is None:
+            every = range(len(values["queue_offset"]))
+            rows = [at for at in every if not self._is_of_another(key, seen, values, at)]
+            own = np.isin(every, rows)
+            return {name: column[own] for name, column in values.items()}
         if seen.harmed is None or not seen.messages:
             return values
         offsets: Int64 = values["queue_offset"]
@@ -192,7 +198,10 @@ class QueuesAudit:
         offset, entry = _entry_of(values, at)
         if offset < 0 or (seen.harmed is not None and seen.harmed.has(offset, entry)):
             return False
-        for name in sorted(self._names - {key}):
+        # If the queue has no files, only the queue id can be harmed: a queue of another topic can
+        # have a copy by multi-dispatch.
+        names = {name for name in self._names if seen.queue is not None or name[0] == key[0]}
+        for name in sorted(names - {key}):
             if self._searches == _MOST_SEARCHES:
                 return False
             self._searches += 1
@@ -201,6 +210,14 @@ class QueuesAudit:
             if HarmedOffsets(queue).has(offset, entry):
                 return True
         return False
+
+    def _has_entry(self, key: QueueKey, offset: int, place: int) -> bool:
+        if key not in self._names or offset < 0:
+            return False
+        return any(
+            entry.physical_offset == place
+            for _, entry in self._queue(key).entries(offset, offset + 1)
+        )
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
         """Whether each first queue offset directly follows the previous message of its queue."""
@@ -363,6 +380,8 @@ class QueuesAudit:
             at, reason = seen.epoch_start, f"{queue_name(key)} starts again at {seen.first_offset}"
             yield Difference("new_epoch", self.layout.log_file(at), at, reason)
         queue = seen.queue
+        if queue is None and not seen.messages:
+            return
         if queue is None:
             reason = f"the log has {seen.messages} messages of it"
             if self._is_deleted(key[0], seen.missing_since):
@@ -382,6 +401,8 @@ class QueuesAudit:
                 0 if queue.is_batch else (seen.next_offset - first) * UNIT_SIZE,
                 is_explained,
             )
+        if not seen.messages and isinstance(queue, FileQueue):
+            yield from holes(queue, self._folder(key), self.layout.commit_log.start)
         yield from self._spare(queue, seen, log_end, lost)
 
     def _spare(
@@ -391,10 +412,12 @@ class QueuesAudit:
         ranges = [(first, stop)]
         if seen.messages:
             ranges = [(first, seen.first_offset), *seen.gaps, (seen.next_offset, stop)]
-        spare = SpareEntries(self.layout, queue, log_end, lost)
+        has_entry = self._has_entry if seen.messages else None
+        spare = SpareEntries(self.layout, queue, log_end, lost, has_entry)
         begin = seen.first_offset if seen.messages else stop
         for group in spare.check([(max(first, a), min(b, stop)) for a, b in ranges], begin):
             yield self._difference(queue, group)
+        yield from spare.harmed()
         self.entries += spare.entries
 
     def _is_deleted(self, topic: str, stored: int) -> bool:

@@ -14,7 +14,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -35,6 +35,7 @@ from logquarry.log.store_files import (
     CONSUME_QUEUE,
     DURABLE,
     INDEX,
+    NAME_DIGITS,
     REBUILD,
 )
 from logquarry.read.batch_queue import BatchQueue, all_queues
@@ -47,7 +48,7 @@ from logquarry.read.queue import ConsumeQueue, FileQueue
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import queue_fault
-from logquarry.repair.audit.first_difference import bridges
+from logquarry.repair.audit.expired_queues import bridges, stand_in
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.build import (
@@ -396,26 +397,41 @@ class _Rebuild:
                 taken.append(QueueReport(*name, end, end, 0, 0, is_taken_over=True))
         for queue in ConsumeQueue.all_of(layout, OpenFiles(layout)):
             key: QueueKey = queue.key
-            stop = queue.max_offset
-            if key in queues.queues or not stop or queue_fault(queue.files, file_size):
+            if key in queues.queues or not queue.files:
                 continue
-            units = queue.units(queue.files[0].base // UNIT_SIZE, stop)
+            if queue_fault(queue.files, file_size):
+                taken += self._replaced(layout, queue, file_size)
+                continue
+            units = queue.units(queue.files[0].base // UNIT_SIZE, queue.max_offset)
             if (units["physical_offset"] >= layout.commit_log.start).any():
                 continue
-            taken.append(self._copied(layout, queue))
+            report = self._copied(layout, queue)
+            taken += [report] if report.max_offset else []
         return taken
 
+    def _replaced(
+        self, layout: StoreLayout, queue: ConsumeQueue, file_size: int
+    ) -> Iterator[QueueReport]:
+        """Make a queue with the end of an expired queue whose files are unusable."""
+        made, stop = stand_in(queue, layout.commit_log.start, file_size)
+        for number, fillers in made.items():
+            folder = self._build / CONSUME_QUEUE / queue.topic / str(queue.queue_id)
+            path = folder / f"{number * UNIT_SIZE:0{NAME_DIGITS}d}"
+            with self.disk.writing(path, file_size) as descriptor:
+                self.disk.write_all(descriptor, fillers, 0)
+            yield QueueReport(queue.topic, queue.queue_id, stop, stop, 0, 0, is_taken_over=True)
+
     def _copied(self, layout: StoreLayout, queue: FileQueue) -> QueueReport:
-        made = bridges(queue) if isinstance(queue, BatchQueue) else {}
+        made, end = bridges(queue, layout.commit_log.start)
         for file in queue.files:
             data = bytearray(layout.filesystem.read(file.path))
             for number, entry in made.items():
-                at = number * len(entry) - file.base
+                at = number * queue.entry_size - file.base
                 if 0 <= at < len(data):
                     data[at : at + len(entry)] = entry
             with self.disk.writing(self._build / file.path, len(data)) as descriptor:
                 self.disk.write_all(descriptor, memoryview(data), 0)
-        stop = queue.max_offset
+        stop = queue.max_offset if queue.is_batch else end
         return QueueReport(queue.topic, queue.queue_id, stop, stop, 0, 0, is_taken_over=True)
 
 

@@ -338,8 +338,14 @@ class _Work:
 
     def _write_entry(self, key: QueueKey, number: int, entry: bytes) -> None:
         path, at, folder = self._entry_at(key, number)
-        self._save(path, at, len(entry), *folder)
-        with self._disk.writing(path) as descriptor:
+        if path.exists():
+            self._save(path, at, len(entry), *folder)
+            with self._disk.writing(path) as descriptor:
+                self._disk.write_all(descriptor, entry, at)
+            return
+        # The recovery has moved the files of this queue to quarantine.
+        self._disk.make_folders(path.parent)
+        with self._disk.writing(path, queue_form(self._config, key[0]).file_size) as descriptor:
             self._disk.write_all(descriptor, entry, at)
 
     def _entry_at(self, key: QueueKey, number: int) -> tuple[Path, int, tuple[str, ...]]:

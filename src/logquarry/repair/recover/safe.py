@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from logquarry.log.walk import LogReader
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.log_end import DamageMap, checkpoint_times, lost_tail
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import Queue
+from logquarry.read.queue import ConsumeQueue, Queue
 from logquarry.read.rocksdb_queue import RocksQueue
 from logquarry.repair.audit.differences import (
     AuditedQueue,
@@ -43,6 +43,7 @@ from logquarry.repair.audit.differences import (
     file_differences,
     queue_fault,
 )
+from logquarry.repair.audit.expired_queues import stand_in
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, torn_end
 from logquarry.repair.audit.runs import EntryFacts, runs_ahead
@@ -134,6 +135,7 @@ class _Planner:
         self._steps = Steps()
         self._words: list[str] = []
         self._unusable: dict[QueueKey, str] = {}
+        self._replaced: dict[QueueKey, Queue] = {}
         self._rocksdb = folder_to_recover(layout)
 
     def plan(self, progress: Progress | None, stretch_bytes: int) -> SafePlan:
@@ -172,7 +174,7 @@ class _Planner:
         self._words += log.words
         self._check_log_files(log)
         self._plan_log(log)
-        audited = [audit.finish(log.start) for audit in audits]
+        audited = [self._with_end(audit.finish(log.start), log.start) for audit in audits]
         in_rocksdb, refused = self._plan_rocksdb(audited, log.end)
         queues = tuple(map(plan_queue, audited)) if self._rocksdb is None else ()
         self._plan_queues(queues)
@@ -324,7 +326,17 @@ class _Planner:
             reason = queue_fault(files, form.file_size) or self._unreadable(files)
             if reason is not None:
                 self._unusable[key] = reason
+                self._replaced[key] = queue
             self._queues[key] = queue if reason is None else None
+
+    def _with_end(self, found: AuditedQueue, log_start: int) -> AuditedQueue:
+        """Keep the end of a queue with unusable files if all its messages have expired."""
+        queue = self._replaced.get(found.key)
+        if found.end is not None or not isinstance(queue, ConsumeQueue):
+            return found
+        size = queue_form(self._config, queue.topic).file_size
+        made, end = stand_in(queue, log_start, size)
+        return replace(found, had_until=end, kept_until=end, bridges=made) if made else found
 
     def _unreadable(self, files: tuple[StoreFile, ...]) -> str | None:
         for file in files:
@@ -364,7 +376,7 @@ class _Planner:
                 self._steps.add(StepKind.CUT, folder, queue.reason, offset=at, length=length)
             if queue.bridges:
                 reason = "entries that were never written, and whose messages have expired"
-                at, length = min(queue.bridges) * entry_size, len(queue.bridges) * entry_size
+                at, length = min(queue.bridges) * entry_size, sum(map(len, queue.bridges.values()))
                 self._steps.add(StepKind.BUILD_QUEUE, folder, reason, offset=at, length=length)
             if queue.resume_at is not None:
                 check_queue_folder(Path(self._layout.root, folder))

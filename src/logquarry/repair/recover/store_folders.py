@@ -34,7 +34,8 @@ from logquarry.systems import folders_below
 
 REPORT: Final = "recovery.json"
 KEPT_ENTRIES: Final = "kept_units.json"
-_FILES: Final = (store_files.ABORT, store_files.LOCK, store_files.CHECKPOINT, store_files.DURABLE)
+_FILES: Final = (store_files.ABORT, store_files.LOCK, store_files.CHECKPOINT)
+_OWN_FILES: Final = (store_files.DURABLE, store_files.DAMAGE)
 _QUEUES: Final = (f"{store_files.CONSUME_QUEUE}/", f"{store_files.BATCH_QUEUE}/")
 _QUEUE_DEPTH: Final = 2
 _FOLDERS: Final = (
@@ -107,6 +108,8 @@ def check_places(root: Path) -> None:
         _check(root / name, is_folder=True)
     for path in (*(root / name for name in _FILES), *_index_files(root)):
         _check(path)
+    for name in _OWN_FILES:
+        _check_opens(root / name)
 
 
 def check_log(root: Path, config: StoreConfig) -> dict[tuple[int, int], Path]:
@@ -179,6 +182,21 @@ def _found(path: Path) -> os.stat_result | None:
         where = path.readlink()
         reason = (
             f"it is a link to {where}, which does not exist: mount that disk, or correct the link"
+        )
+        raise WrongEntry(path, reason) from error
+
+
+def _check_opens(path: Path) -> None:
+    """Open a file that a recovery replaces only after it has changed other files."""
+    if _check(path) is None:
+        return
+    try:
+        os.close(os.open(path, os.O_RDONLY))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        reason = (
+            f"it cannot be opened: {error.strerror}: make it readable, or move it out of the store"
         )
         raise WrongEntry(path, reason) from error
 

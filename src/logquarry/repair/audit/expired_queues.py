@@ -1,0 +1,135 @@
+"""Finds entries that were never written in a queue whose messages have all expired.
+
+The log cannot show such entries again. But a broker would end the queue at the first of them, and
+give later messages queue offsets that consumers have passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from logquarry.format import queue_entry
+from logquarry.format.arrays import Int64, Records, consecutive
+from logquarry.format.batch import MOST_MESSAGES
+from logquarry.format.queue_entry import FILLER, UNIT_SIZE
+from logquarry.log.store_files import NAME_DIGITS
+from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, is_batch_written
+from logquarry.read.queue import UNIT_DTYPE, ConsumeQueue, FileQueue, has_message, is_written
+from logquarry.repair.audit.differences import Difference
+
+_FILLER: Final = queue_entry.encode(FILLER)
+
+
+def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
+    """Return bridges for the unwritten entries before a written one, and the end of the queue with
+    these bridges, counted in entries.
+
+    A bridge replaces several unwritten entries that follow each other in one file: number of the
+    first entry -> their new bytes. A bridge has no message. In a consume queue, its entries are
+    fillers, which RocketMQ accepts. In a batch queue, they only cover the queue offsets between
+    their neighbours, like the entries with which
+    :func:`logquarry.write.queue_writer.without_gaps` fills a gap.
+
+    ``log_start`` is the start of the log. After the first unwritten entry of the last file, the
+    queue continues only up to the first entry that points to ``log_start`` or later, or before the
+    message of an earlier entry.
+    """
+    made: dict[int, bytes] = {}
+    stop = queue.entry_end
+    for numbers, entries in _parts(queue, log_start):
+        is_there = is_batch_written(entries) if queue.is_batch else is_written(entries)
+        unwritten = np.flatnonzero(~is_there)
+        for start, end in consecutive(unwritten):
+            first, last = int(unwritten[start]), int(unwritten[end - 1]) + 1
+            if last == len(entries):
+                # Without a file for the next entry, the bridge would have no right neighbour.
+                continue
+            found = _cover(entries, first, last) if queue.is_batch else _FILLER * (last - first)
+            if found:
+                made |= _by_files(queue, int(numbers[first]), found)
+        if is_there.any():
+            stop = max(stop, int(numbers[np.flatnonzero(is_there)[-1]]) + 1)
+    return made, stop
+
+
+def stand_in(queue: ConsumeQueue, log_start: int, file_size: int) -> tuple[dict[int, bytes], int]:
+    """Return fillers that replace a queue with unusable files, like :func:`bridges`, and its end.
+
+    The fillers keep the end of the queue. They begin at the start of the file that has the queue's
+    last entry. The result is empty if a message of the queue has not expired.
+    """
+    stop, room = queue.entry_end, file_size // UNIT_SIZE
+    for _, units in queue.runs(0, stop):
+        if (has_message(units) & (units["physical_offset"] >= log_start)).any():
+            return {}, 0
+    first = max(0, stop - 1) // room * room
+    return ({first: _FILLER * (stop - first)} if stop else {}), stop
+
+
+def holes(queue: FileQueue, folder: str, log_start: int) -> Iterator[Difference]:
+    """Yield a difference for the unwritten entries of a queue in ``folder``, if it has any.
+
+    In a batch queue, the search for spare entries finds those before the queue's end.
+    """
+    made, _ = bridges(queue, log_start)
+    begin, size = queue.entry_end if queue.is_batch else 0, queue.sequence.file_size
+    first = min((number for number in made if number >= begin), default=None)
+    if first is not None:
+        base = first * queue.entry_size // size * size
+        reason = f"entry {first} was never written, and later entries were"
+        file, at = f"{folder}/{base:0{NAME_DIGITS}d}", first * queue.entry_size - base
+        yield Difference("queue_hole", file, at, reason, sum(map(len, made.values())))
+
+
+def _parts(queue: FileQueue, log_start: int) -> Iterator[tuple[Int64, Records]]:
+    """Yield numbers and entries of each part of a queue in which no entry lacks a file."""
+    dtype, size = (BATCH_DTYPE if queue.is_batch else UNIT_DTYPE), queue.entry_size
+    numbers, parts = [np.empty(0, np.int64)], [np.empty(0, dtype)]
+    for file, data in queue.file_bytes():
+        entries = np.frombuffer(data, dtype, len(data) // size)
+        numbers.append(file.base // size + np.arange(len(entries)))
+        parts.append(entries)
+    every, numbered = np.concatenate(parts).astype(dtype), np.concatenate(numbers)
+    named = is_batch_written(every) if queue.is_batch else has_message(every)
+    places = np.where(named, every["physical_offset"].astype(np.int64), -1)
+    falls = places < np.append(-1, np.maximum.accumulate(places)[:-1])
+    strange = named & (numbered >= queue.entry_end) & (falls | (places >= log_start))
+    cut = int(strange.argmax()) if strange.any() else len(every)
+    for start, stop in consecutive(numbered[:cut]):
+        yield numbered[start:stop], every[start:stop]
+
+
+def _cover(entries: BatchEntries, first: int, last: int) -> bytes:
+    """Return the entries of a bridge in a batch queue; b"" if the neighbours leave no queue offsets
+    for these entries.
+    """
+    following = entries[last : last + 1].copy()
+    end = int(following["base"][0])
+    base = end - (last - first)
+    if first:
+        base = int(entries["base"][first - 1]) + int(entries["count"][first - 1])
+    if base < 0 or not last - first <= end - base <= (last - first) * MOST_MESSAGES:
+        return b""
+    made = b""
+    for at in range(first, last):
+        following["base"] = base
+        following["count"] = min(MOST_MESSAGES, end - base - (last - at - 1))
+        following["reserved"] = following["count"]
+        made += following.tobytes()
+        base += int(following["count"][0])
+    return made
+
+
+def _by_files(queue: FileQueue, number: int, data: bytes) -> dict[int, bytes]:
+    """Cut a bridge at the boundaries of the queue's files."""
+    size, room = queue.entry_size, queue.sequence.file_size
+    made: dict[int, bytes] = {}
+    at = 0
+    while at < len(data):
+        length = min(len(data) - at, room - (number * size + at) % room)
+        made[number + at // size] = data[at : at + length]
+        at += length
+    return made

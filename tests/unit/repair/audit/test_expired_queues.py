@@ -1,0 +1,135 @@
+"""Entries that were never written, in queues whose messages have all expired."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import logquarry as lq
+from logquarry.format import queue_entry
+from logquarry.format.queue_entry import FILLER
+from logquarry.log.layout import StoreLayout
+from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue
+from logquarry.read.queue import ConsumeQueue
+from logquarry.repair.audit.expired_queues import bridges
+from logquarry.repair.rebuild.rebuild import rebuild
+
+CONFIG = lq.StoreConfig(mapped_file_size_commit_log=1 << 14, mapped_file_size_consume_queue=200)
+MESSAGES = 37
+ROOM = 10
+
+
+@pytest.fixture
+def expired(tmp_path: Path) -> Path:
+    """A store that has lost all messages of queue 0 by retention; its queue has 4 files."""
+    root = tmp_path / "store"
+    with lq.MessageStore.open(root, mode="rw", config=CONFIG) as store:
+        for _ in range(MESSAGES):
+            store.put(lq.Message("orders", b"x" * 100, queue_id=0))
+        for _ in range(200):
+            store.put(lq.Message("orders", b"x" * 200, queue_id=1))
+    sorted((root / "commitlog").iterdir())[0].unlink()
+    shutil.rmtree(root / ".logquarry")
+    assert not lq.verify(root).has_damage
+    return root
+
+
+def zero(root: Path, numbers: set[int]) -> None:
+    for number in numbers:
+        path = root / "consumequeue/orders/0" / f"{number // ROOM * ROOM * 20:020d}"
+        with path.open("r+b") as file:
+            file.seek(number % ROOM * 20)
+            file.write(bytes(20))
+
+
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+@pytest.mark.parametrize("has_abort", [False, True])
+@pytest.mark.parametrize(
+    "zeroed", [{3}, {0}, {33}, {30, 31}, {8, 9, 10, 11}, {5, 35}, set(range(30))]
+)
+def test_zeroed_entries_become_fillers(
+    expired: Path, zeroed: set[int], *, has_abort: bool, is_rebuilt: bool
+) -> None:
+    """Otherwise new messages would get queue offsets that consumers have passed."""
+    folder = expired / "consumequeue/orders/0"
+    before = b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
+    zero(expired, zeroed)
+    if has_abort:
+        (expired / "abort").touch()
+    (found,) = [one for one in lq.verify(expired).findings if one.kind == "queue_hole"]
+    assert found.file.startswith("consumequeue/orders/0/")
+    assert found.length == 20 * len(zeroed)
+    if is_rebuilt:
+        rebuild(expired, apply=True)
+    lq.recover(expired, apply=True)
+    after = b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
+    for number in range(MESSAGES):
+        entry = after[number * 20 : number * 20 + 20]
+        filler = queue_entry.encode(FILLER)
+        assert entry == (filler if number in zeroed else before[number * 20 : number * 20 + 20])
+    assert not lq.verify(expired).has_damage
+    assert not lq.recover(expired).is_needed
+    with lq.MessageStore.open(expired, mode="rw") as store:
+        assert store.put(lq.Message("orders", b"new", queue_id=0)).queue_offset == MESSAGES
+
+
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+@pytest.mark.parametrize("name", [0, 200, 400])
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_an_expired_queue_with_unusable_files_keeps_its_end(
+    expired: Path, name: int, *, is_missing: bool, is_rebuilt: bool
+) -> None:
+    path = expired / "consumequeue/orders/0" / f"{name:020d}"
+    if is_missing:
+        path.unlink()
+    else:
+        os.truncate(path, 100)
+    if is_rebuilt:
+        rebuild(expired, apply=True)
+    lq.recover(expired, apply=True)
+    assert not lq.verify(expired).has_damage
+    assert not lq.recover(expired).is_needed
+    with lq.MessageStore.open(expired, mode="rw") as store:
+        assert store.put(lq.Message("orders", b"new", queue_id=0)).queue_offset == MESSAGES
+    with lq.MessageStore.open(expired) as store:
+        assert [m.body for m in store.get("orders", 0, MESSAGES).messages] == [b"new"]
+
+
+@pytest.mark.parametrize("place", [0, 1 << 40])
+def test_strange_bytes_after_the_queue_are_no_entries(expired: Path, place: int) -> None:
+    path = expired / "consumequeue/orders/0" / f"{600:020d}"
+    entry = queue_entry.encode(queue_entry.QueueEntry(place, 100, 0))
+    path.write_bytes(path.read_bytes()[: 7 * 20] + bytes(20) + entry + bytes(20))
+    assert not lq.verify(expired).has_damage
+    assert not lq.recover(expired).is_needed
+
+
+def test_a_bridge_does_not_span_a_missing_file(tmp_path: Path) -> None:
+    """The neighbours of the missing file are no neighbours in the queue."""
+    (tmp_path / "commitlog").mkdir()
+    folder = tmp_path / "batchconsumequeue/batches/0"
+    folder.mkdir(parents=True)
+    for number, base in ((0, 0), (2, 10)):
+        entries = queue_entry_rows(base)
+        if not number:
+            entries[-2:] = 0
+        (folder / f"{number * 230:020d}").write_bytes(entries.tobytes())
+    config = lq.StoreConfig(mapped_file_size_consume_queue=100)
+    queue = BatchQueue(StoreLayout.open(tmp_path, config), "batches", 0)
+    assert len(list(queue.file_bytes())) == 2
+    made, stop = bridges(queue, 1 << 30)
+    assert (made, stop) == ({}, 15)
+    simple = ConsumeQueue(StoreLayout.open(tmp_path, config), "batches", 0)
+    assert bridges(simple, 0) == ({}, 0)
+
+
+def queue_entry_rows(base: int) -> BatchEntries:
+    entries = np.zeros(5, BATCH_DTYPE)
+    entries["base"] = np.arange(base, base + 5)
+    entries["physical_offset"] = 100 * entries["base"]
+    entries["size"], entries["count"] = 100, 1
+    return entries
