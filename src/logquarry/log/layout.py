@@ -378,8 +378,7 @@ class StoreLayout:
         return FileSequence(files, store_files.size_of(files))
 
     def _queue_files(self, root: str, topic: str, queue_id: int) -> tuple[StoreFile, ...]:
-        # A topic can come from an untrusted message. Reject a topic with which the path would leave
-        # the store.
+        # A topic of an untrusted message must not lead out of the store.
         named = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
         return self._folders.numbered(f"{root}/{topic}/{queue_id}") if named else ()
 
@@ -463,9 +462,8 @@ class StoreLayout:
     def is_sure_of(self, bound: int | None) -> bool:
         """Whether a broken frame before ``bound`` is certainly damage, and cannot be the log's end.
 
-        In a store that was shut down cleanly, RocketMQ's last recovery may have ended the log at a
-        broken frame in the last file. After a crash, no recovery has run yet, so a broken frame is
-        damage.
+        After a clean shutdown, the frame may be where RocketMQ's last recovery ended the log. After
+        a crash, no recovery has run yet.
         """
         if bound is None:
             return False
@@ -475,10 +473,9 @@ class StoreLayout:
 
     @property
     def cut_end(self) -> int | None:
-        """The log's end that the last recovery recorded; None if the record is not valid any more.
+        """The log's end that the last recovery recorded; None after the next write to the store.
 
-        A recovery by RocketMQ's rules does not delete the bytes and queue entries after the log's
-        end, so it records this end. The next write to the store makes the record invalid.
+        A recovery by RocketMQ's rules leaves the bytes and queue entries after this end.
         """
         cut = self._noted_end
         return None if cut is None or self.has_abort else cut
