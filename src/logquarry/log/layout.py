@@ -462,8 +462,7 @@ class StoreLayout:
     def is_sure_of(self, bound: int | None) -> bool:
         """Whether a broken frame before ``bound`` is certainly damage, and cannot be the log's end.
 
-        After a clean shutdown, the frame may be where RocketMQ's last recovery ended the log. After
-        a crash, no recovery has run yet.
+        After a clean shutdown, RocketMQ's last recovery may have ended the log at this frame.
         """
         if bound is None:
             return False
