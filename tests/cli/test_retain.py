@@ -106,7 +106,7 @@ def test_what_makes_no_sense(store: Path, words: list[str]) -> None:
 def test_refusals(store: Path, tmp_path: Path) -> None:
     with opened(store):
         result = run("retain", store, "--older-than", "0", "--apply", code=4)
-        assert "open in another program" in result.stderr
+        assert "open for writing already" in result.stderr
         looked = run("retain", store, "--older-than", "0")
         assert "--apply is not possible now" in looked.stderr
         assert "next:" not in looked.stdout

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from logquarry.errors import UsageError
 from logquarry.format import arrays as r
@@ -258,6 +257,8 @@ class ExactProperties:
         self._rows += count
 
     def _list(self, places: Int64, values: pa.Array) -> None:
+        import pyarrow.compute as pc  # slow to import, and JSON lines do not need it
+
         skips = np.diff(places, prepend=self._last) - 1
         self._last = int(places[-1])
         self.size += int(pc.sum(pc.binary_length(values)).as_py() or 0)

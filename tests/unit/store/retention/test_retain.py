@@ -128,7 +128,7 @@ def test_a_store_in_use_is_left_alone(store_root: Path) -> None:
         plan = retain(store_root, older_than_ms=0)
         assert plan.refused is not None
         assert "open in another program" in plan.refused
-        with pytest.raises(StoreUnavailable, match="open in another program"):
+        with pytest.raises(StoreUnavailable, match="open for writing already"):
             retain(store_root, older_than_ms=0, apply=True)
         assert message_files(store_root) == before
 
