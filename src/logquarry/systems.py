@@ -416,8 +416,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Held:
-    """Holds interrupts (Ctrl-C, SIGTERM) back until the program calls :meth:`check` or the block
-    ends.
+    """Holds one interrupt (Ctrl-C, SIGTERM) back until the program calls :meth:`check` or the block
+    ends. A second interrupt takes effect at once.
 
     These uses need it:
 

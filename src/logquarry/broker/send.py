@@ -455,7 +455,7 @@ class Replies(Part):
 
     @answers(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
     async def reply(self, request: Request) -> None:
-        """Forward a reply to the producer that waits for it. Answer after the producer's answer."""
+        """Forward a reply to a waiting producer, and answer after this producer has answered."""
         core, fields = self._core, request.fields
         size = len(request.command.body) + len(fields["properties"])
         if self._waiting_bytes + size > core.options.most_waiting_bytes:

@@ -244,8 +244,8 @@ class PreparedTransactions:
             return 0
         asked = 0
         for transaction in self.open():
-            # QUIRK: RocketMQ multiplies the seconds by 1000, which overflows, so that it checks
-            # transactions of any age.
+            # QUIRK: RocketMQ multiplies the seconds by 1000. The product overflows, so RocketMQ
+            # checks transactions of any age.
             if self._clock() - transaction.store_seconds * _MS < self._least_age_ms:
                 continue
             asked += 1

@@ -74,7 +74,7 @@ def place_rows(
         hashes = first_word_hashes(keys)
         # Use fmod, because Java's remainder has the sign of the dividend.
         chosen = np.abs(np.fmod(hashes, every))
-        # The first remainder keeps the sum in 64 bits.
+        # Take the remainder of ``turn`` before the addition, so that the sum fits into 64 bits.
         turns = (turn % every + np.arange(count)) % every
         chosen = np.where(hashes == NO_WORD, turns, chosen)
         numbers = np.where(given, numbers, chosen % brokers)

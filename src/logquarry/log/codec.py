@@ -328,8 +328,8 @@ def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tup
             return position, code
         position += 1
     if window.length < window.end:
-        # The window may end inside a magic number. Of such a number, the search compares only the
-        # first byte, and reports NEED_MORE if the byte is right.
+        # The window may end inside a magic number. Then compare only the number's first byte, and
+        # report NEED_MORE if this byte is right.
         last = min(stop, window.length - at_magic)
         for unsure in range(max(start, window.length - frame.BLANK.size + 1), last):
             if window.data[unsure + at_magic] == magics[0][0]:

@@ -250,7 +250,7 @@ def find_stores(
 
 
 def _without_links(paths: Iterable[str]) -> tuple[str, ...]:
-    """Leave out symbolic links to folders that another of the paths has.
+    """If several paths lead to the same folder, keep one of them, and leave out symbolic links.
 
     Without this, each message of the store would be read twice. If all paths to a folder are links,
     one with the folder's name stays, else the first.
@@ -259,9 +259,9 @@ def _without_links(paths: Iterable[str]) -> tuple[str, ...]:
     kept: dict[str, tuple[int, str]] = {}
     for path in given:
         place = path if "://" in path else os.path.realpath(path).replace(os.sep, "/")
-        # The folder above all stores may be a link too, so no path may be equal to its place. A
-        # path without a link below this folder has the most names at its end in common with the
-        # place.
+        # Compare each path with its real path, name by name from the end. A path without links has
+        # the most equal names. No path need be equal to its real path, because the folder above all
+        # stores may be a link too.
         ends = zip(reversed(path.split("/")), reversed(place.split("/")), strict=False)
         same = sum(1 for _ in takewhile(lambda names: names[0] == names[1], ends))
         if same > kept.get(place, (-1, ""))[0]:

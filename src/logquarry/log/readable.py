@@ -11,8 +11,8 @@ If a page becomes unreadable after its probe, the handler of SIGBUS
 decoder may take ``FILL`` bytes for data. So a caller that decodes bytes without a CRC must call
 :func:`first_unreadable` afterwards.
 
-If no handler of SIGBUS watches a map, a lost page would end the process. So the windows are then
-copies of the bytes, which ``pread`` reads.
+Without a handler of SIGBUS, a lost page ends the process. So if no handler watches a map, ``pread``
+copies the bytes into the windows, and no window shows the map itself.
 """
 
 from __future__ import annotations

@@ -257,8 +257,8 @@ class LogFrontier:
     def __init__(self, *, skips_damage: bool = False) -> None:
         self._skips_damage = skips_damage
         self._end = 0
-        # The cached end of the log of a closed store, after the files and the checkpoint for which
-        # it was found.
+        # A cache for closed stores: first the files and the checkpoint, then the log's end that was
+        # found for them.
         self._closed: tuple[object, int] = None, 0
         self._searched: int | None = None
         self._is_loss_known = False

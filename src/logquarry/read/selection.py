@@ -138,8 +138,8 @@ def plan_read(
     if skip_damage and bound is not None:
         end = sound_bound(layout, bound)
         if end is not None and end < bound:
-            # Add one byte to the range, the first byte after the log's end. Then the part that
-            # contains this byte reports the damage there.
+            # Add the first byte after the log's end to the range. The reader of this byte then
+            # reports the damage that begins there.
             extent = LogExtent(extent.start, end + 1, bound)
     start, stop = time_range(layout, selection.wanted, extent)
     wished = selection.start_offset
@@ -160,7 +160,9 @@ def plan_read(
 
 
 def _from_frame(parts: Sequence[Part], start: int | None) -> Sequence[Part]:
-    """Make the part that begins at ``start`` report damage there: no frame contains ``start``."""
+    """Make a part that begins at ``start`` report damage if no frame begins there. Other parts skip
+    the bytes before their first frame, because the previous part reads these bytes.
+    """
     return [
         replace(part, resync=False) if isinstance(part, LogSplit) and part.start == start else part
         for part in parts

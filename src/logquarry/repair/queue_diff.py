@@ -151,8 +151,8 @@ class StoreQueues:
 
 
 def compare_queues(a: StoreQueues, b: StoreQueues, common: Common) -> Iterator[QueueDiff]:
-    """Compare all queues of two stores, by name. Queues that cannot be read are left out, and so
-    are those that only one store has, if the other store has unreadable queues.
+    """Compare all queues of two stores, by name. Leave out queues that cannot be read. If
+    a store has such queues, also leave out the queues that only the other store has.
     """
     for key in sorted(a.forms.keys() | b.forms.keys()):
         left, right = a.forms.get(key, {}), b.forms.get(key, {})
@@ -285,7 +285,7 @@ def _steps(runs: Iterator[_Run]) -> Iterator[_Run]:
 
 
 def _filled_up(left: Records | None, right: Records | None) -> tuple[Records, Records]:
-    """Fill up two arrays with zeros to the same length; at most one of them is None."""
+    """Append zeros to the shorter array up to the length of the other; at most one is None."""
     known = left if left is not None else right
     assert known is not None
     sides = [known[:0] if side is None else side for side in (left, right)]

@@ -34,7 +34,7 @@ Side = Literal["a", "b"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What one log has at a physical offset: a message, a blank, damage, or nothing.
+    """The contents of one log at a physical offset: a message, a blank, damage, or nothing.
 
     Attributes:
         what: ``message``, ``blank``, ``damage`` or ``nothing`` (no file, or only zeros).
@@ -296,7 +296,9 @@ def _place_of(path: str, offset: int, found: Frame, what: str, reason: str | Non
 
 # ------------------------------------------------------------------------------------- the stores
 class _Store:
-    """One of the stores, with the ends of log and queues at its opening: a writer may append."""
+    """One of the two stores, with the ends that log and queues had at its opening. A writer may
+    append later.
+    """
 
     def __init__(self, layout: StoreLayout) -> None:
         require_log(layout)

@@ -152,7 +152,7 @@ def file_map(found: Survey) -> Figure | None:
     ]
     if harm:
         places = chart_of(harm).encode(y=y, x="from:Q", tooltip=tips)
-        # Draw damage 2 pixels wide, with a triangle: it can be far less than a pixel.
+        # A damaged part can be far narrower than a pixel. So add a border and a triangle.
         layers += [
             places.mark_bar(height={"band": 0.72}, color=RED, stroke=RED, strokeWidth=2).encode(
                 x2="to:Q"

@@ -78,7 +78,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Page:
-    """What a page shows: its title, numbers, notes, charts and tables."""
+    """The contents of a page: its title, numbers, notes, charts and tables."""
 
     title: str
     subtitle: str

@@ -66,7 +66,7 @@ class Survey:
     """The counts of :func:`survey`. Times are in milliseconds since 1970.
 
     Attributes:
-        bin_ms: width of a time bin; ``first_bin`` is the start of the first.
+        bin_ms: width of a time bin; ``first_bin`` is the start of the first bin.
         bytes: bytes of the frames of each topic.
         over_time: number of messages of each topic in each time bin.
         body_sizes: bit length of a body's size in bytes -> number of messages with such a body.

@@ -167,7 +167,7 @@ class Columns:
         host_ids: for each message, the index of its pair in ``hosts``.
         numbers: the other fields of the frame by their names in :class:`Message`, int64. Stored
             messages also have ``queue_offset`` and ``store_timestamp``.
-        first: the number that errors give the first message.
+        first: number of the first message in the texts of errors.
     """
 
     count: int

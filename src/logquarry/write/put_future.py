@@ -136,7 +136,7 @@ class PutFuture:
             self._call(function)
             return
         if not self.done() and self._forks != forks():
-            # The thread that would complete the future exists only in the parent.
+            # After a fork, the child process has no thread that would complete the future.
             raise StoreUnavailable("the put belongs to the process that this one was forked from")
         callbacks.append(function)
         if self.done():

@@ -27,7 +27,9 @@ LostSpans = Sequence[DamagedSpan | ExpiredSpan]
 
 # The limits MOST_GAP and MOST_OFFSET are in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
-"""A gap may exceed the messages that fit into the lost bytes by this number of queue offsets."""
+"""A gap in the queue offsets may be larger than the number of messages that fit into the lost
+bytes, by at most this number.
+"""
 SMALL_GAP: Final = 1 << 12
 """Largest gap that is accepted without lost bytes. An earlier salvage can leave such gaps."""
 MOST_MOVED: Final = 1 << 20
@@ -181,7 +183,7 @@ def file_differences(
     lost = files[0] if lacks_first else None
     before: StoreFile | None = None
     for file in files:
-        # The item for the lost first files has size 0: this is no wrong size.
+        # The item that represents the lost first files may have size 0.
         if file.size != size and (file.size or file is not lost):
             is_empty_last = not file.size and file is files[-1]
             fault = FileFault.EMPTY_LAST if is_empty_last else FileFault.SIZE
@@ -290,8 +292,8 @@ def names_damage(entry: QueueEntry, damage: Container[int]) -> bool:
 
 
 def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
-    """Whether an entry without a message may stay in a queue: a filler, or that of a lost message.
-    Without such an entry, the later entries would move to other queue offsets.
+    """Whether an entry without a message may stay in a queue. It may stay if it is a filler or the
+    entry of a lost message. Without it, the later entries would move to other queue offsets.
     """
     return entry.is_filler or names_damage(entry, damage)
 

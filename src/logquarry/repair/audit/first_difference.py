@@ -303,7 +303,8 @@ class BatchQueueAudit:
 
     def _first_position(self, place: int) -> int:
         """Return the number of the first entry that is unwritten, or points to ``place`` or
-        further: that of the queue's first message in the log. Earlier entries have expired.
+        further. It is the entry of the queue's first message in the log; earlier entries have
+        expired.
         """
         at = 0 if self._disk is None or not self._disk.files else self._disk.files[0].base
         at //= ENTRY_SIZE

@@ -275,8 +275,8 @@ def _gaps(headers: list[IndexHeader], log_start: int) -> list[tuple[int, int]]:
 
 
 class _Chains(NamedTuple):
-    """How many wrong entries and slots an index file has, and the first of each; the entry at
-    position ``first`` should lead to the entry with number ``expected``.
+    """The number of wrong entries and of wrong slots in an index file, and the first of each. The
+    entry at position ``first`` should point to the entry with number ``expected``.
     """
 
     wrong: int
@@ -305,8 +305,8 @@ _NOT_COUNTED: Final = "counts no entries, but some follow"
 
 
 def index_fault(layout: StoreLayout, shape: IndexShape, *, log_end: int) -> str | None:
-    """Return the first wrong header of an index as text, or None. Of each file, this reads only the
-    header, the first and the last entry, and their two messages.
+    """Return the first wrong header of an index as text, or None. The function reads only the
+    header, the first and the last entry of each file, and the messages of these two entries.
     """
     log = CommitLog(layout)
     last: IndexHeader | None = None

@@ -129,7 +129,7 @@ class KeyCounter:
     """Counts the keys that index files should have, one run of the log at a time.
 
     Keys of a file's first and last message do not count: their entries can be in a neighbouring
-    file. Keys of COMMIT messages do not either: 3.x did not index them.
+    file. Keys of COMMIT messages do not count either: RocketMQ 3.x did not index them.
     """
 
     def __init__(self, ranges: list[tuple[int, int]]) -> None:

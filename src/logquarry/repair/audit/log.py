@@ -199,7 +199,8 @@ class LogAudit:
                 yield from self._confirmed(broken)
                 broken = []
             if isinstance(event, BlankSpan):
-                # A writer puts a message into each file, so a repair has put this blank there.
+                # A writer begins each file with a message. If a file begins with a blank, a repair
+                # has created it in place of a lost file.
                 file = self._layout.commit_log.at(event.offset)
                 if file is not None and file.base == event.offset:
                     self.damage.append(self._lost_file(event))
@@ -239,7 +240,7 @@ class LogAudit:
         if stored < self.last_timestamp:
             return f"{where} are older: an earlier recovery left them"
         known = bounds.dispatched_timestamp
-        # If the checkpoint is older than the frames before the break, it is wrong: ignore it.
+        # A checkpoint is wrong if it is older than the last frame before the damage: ignore it.
         is_known = known is not None and known >= self.last_timestamp
         if bounds.is_closed and bounds.durable is None and is_known and stored > (known or 0):
             return f"{where} are newer than the last dispatched message in the checkpoint"
@@ -276,8 +277,8 @@ class LogAudit:
             )
 
     def _with_zeros(self, broken: list[DamagedSpan], least: int) -> list[DamagedSpan]:
-        """Add spans for the zeros between damaged spans, and after them up to ``least``; without a
-        durable offset, only in files that have other damage.
+        """Add spans for the zeros between damaged spans, and after them up to ``least``. Without a
+        durable offset, add spans only in files that have other damage.
         """
         files = self._layout.commit_log
         found: list[DamagedSpan] = []
@@ -349,9 +350,9 @@ def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
 def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     """Return the physical offset of the log's last message if it is incomplete, else None.
 
-    A message is incomplete if its properties (without any, its topic) end in a zero byte, as a torn
-    page or a crashed replica leaves it: no CRC covers them. If it has a queue entry, zeros may
-    belong to the properties, but never to the topic.
+    A message is incomplete if its properties end in a zero byte, or without properties its topic. A
+    torn page or a crashed replica can leave such bytes, and no CRC covers them. If it has a queue
+    entry, zeros may belong to the properties, but never to the topic.
     """
     if bounds.durable is None or bounds.is_closed:
         return None
@@ -457,8 +458,8 @@ class _Appends:
         return range(count - 1, max(-1, count - 1 - _MOST_BATCH), -1)
 
     def explained(self, tail: Bytes, number: int) -> int:
-        """Return how many bytes of ``tail``, the page's rest after the log, come from appends
-        before the last append, which begins with frame ``number``.
+        """Return how many bytes of ``tail`` come from appends before the last append. ``tail`` is
+        the page's rest after the log, and the last append begins with frame ``number``.
         """
         data, most = self._data, len(tail)
         from_buffer = len(data) - int(self._starts[number])

@@ -104,7 +104,9 @@ class StoreQueuesAudit:
                 self._drop(audit, error)
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
-        """Whether a Spark task's result suffices for these queues; tasks read no RocksDB."""
+        """Whether a Spark task's result can be used for these queues. It cannot if the store has
+        queues in RocksDB, which tasks do not read; see also :meth:`QueuesAudit.is_next`.
+        """
         return not self._databases and self._files.is_next(queues)
 
     def add_sound(self, queues: Mapping[QueueKey, tuple[int, int]]) -> None:

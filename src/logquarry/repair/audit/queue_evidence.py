@@ -91,8 +91,8 @@ class HarmedOffsets:
         )
 
     def right_first(self, part: QueuePart, messages: int) -> int | None:
-        """Return the right queue offset of the queue's first message if the second one shows it:
-        the first of ``part``, if ``messages`` is 1.
+        """Return the right queue offset of the queue's first message if the second message shows
+        it. ``messages`` is the number of messages before ``part``.
         """
         first, self._first = self._first, None
         offset = int(part.offsets[0])
@@ -272,7 +272,8 @@ class SpareEntries:
     def _check_places(
         self, index: Int64, places: Int64, queue_offsets: Int64, owners: Int64
     ) -> None:
-        # The frame of a multi-dispatch copy has the queue offset in another queue.
+        # Compare only the queue offsets of own messages. A copy by multi-dispatch has no queue
+        # offset of this queue in its frame.
         shifts = np.where(owners == _OWN, queue_offsets - index, 0)
         ways = np.where(shifts != 0, _MOVED, np.where(owners >= _FOREIGN, _STRANGE, _FITS))
         ways[(owners == _HARMED) & (queue_offsets == index)] = _HARMED_ID

@@ -95,7 +95,7 @@ class SeenMessages:
             if len(self.gaps) < MOST_GAPS:
                 self.gaps.append((start, stop))
             else:
-                # The joined gap also covers right entries: they are checked again.
+                # The joined gap also covers right entries, which are then checked again.
                 self.gaps[-1] = self.gaps[-1][0], stop
 
     def restart(self, first: int, place: int) -> None:
@@ -344,8 +344,9 @@ class QueuesAudit:
         """Whether a crash explains that the queues lack the entries of the newest messages.
 
         Every queue must have all messages before the physical offset that the dispatcher had
-        reached. (RocketMQ dispatches single messages; logquarry part after part of the log, and
-        within it queue after queue.) No missing message may be older than the checkpoint.
+        reached. (RocketMQ dispatches message by message. logquarry dispatches one part of the log
+        after another, and within a part one queue after another.) No missing message may be older
+        than the checkpoint.
         """
         if not self.layout.has_abort:
             return False

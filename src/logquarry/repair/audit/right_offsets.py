@@ -89,7 +89,9 @@ class RightOffsets(ABC):
 
     @abstractmethod
     def _drop(self, offset: int, entries: Units) -> None:
-        """Take messages that have no place in the queue; ``offset`` is from the first frame."""
+        """Handle messages that have no place in the queue. ``offset`` is the queue offset in the
+        first message's frame.
+        """
 
     def take(self, offsets: Int64, entries: Units) -> None:
         """Take the next messages of the queue, in the order of the log."""
@@ -99,7 +101,8 @@ class RightOffsets(ABC):
     def _take_part(self, offset: int, entries: Units) -> None:
         odd = self._odd
         if odd is not None and 0 <= odd[0] == offset - 1:
-            # The two continue each other: decide them as if one call had taken both.
+            # The message in doubt and this part have consecutive queue offsets: decide both
+            # together.
             self._odd = None
             self._take_run(odd[0], joined_records(odd[1], entries))
             return
@@ -110,7 +113,7 @@ class RightOffsets(ABC):
             self._take_run(offset, entries)
 
     def settle(self, following: int | None = None) -> None:
-        """If the last message's queue offset is in doubt, decide it. ``following`` is the queue
+        """Decide the last message's queue offset, if it is in doubt. ``following`` is the queue
         offset of the next message, None at the log's end.
         """
         odd, self._odd = self._odd, None
@@ -131,7 +134,8 @@ class RightOffsets(ABC):
         if 0 <= offset < expected and self._is_queued(offset, entries):
             # The queue had another message at this offset before. So the topic was created again.
             return False
-        # Damage changed the topic or queue id of this frame of another queue.
+        # The next message continues the queue, either without this message or directly after it. So
+        # damage has changed this frame's topic or queue id, or its queue offset.
         if following in (expected, expected + 1):
             return True
         if offset >= 0 and self._has(offset, entries):
@@ -245,7 +249,8 @@ class RightOffsets(ABC):
 
 
 # ----------------------------------------------------------------------------------- batch queues
-# Only the neighbouring frames decide. An entry has the queue offset of its first message (base).
+# An entry of a batch queue has the queue offset of its first message, the *base*. Only the
+# neighbouring frames show whether a base is right.
 NO_PLACE: Final = -1
 
 

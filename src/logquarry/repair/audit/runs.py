@@ -88,8 +88,8 @@ def audited(follower: Follower, run: Run, facts: F) -> AuditedRun[F]:
 
 
 class FrameFacts:
-    """Collects what verify needs of a run: faulty frames, and the entries that queues and index
-    should have.
+    """Collects the facts about a run that verify needs: faulty frames, and the entries that queues
+    and index should have.
 
     Attributes:
         faults: kind of finding -> (physical offset, size) of each frame with this fault.
@@ -136,7 +136,7 @@ class FrameFacts:
 
 
 class EntryFacts:
-    """Collects what recover needs of a run: queue entries and transaction messages."""
+    """Collects the facts about a run that recover needs: queue entries and transactions."""
 
     def __init__(self, config: StoreConfig, *, with_transactions: bool = False) -> None:
         self.parts: list[Parts] = []
@@ -201,7 +201,9 @@ class SoundRun:
 
 @dataclass(frozen=True, slots=True)
 class SoundParts:
-    """What Spark tasks found right: runs of the log, in order, and chains of index files."""
+    """The parts that Spark tasks found right: runs, in the log's order, and index files whose
+    chains are right.
+    """
 
     runs: tuple[SoundRun, ...] = ()
     chains: frozenset[str] = frozenset()

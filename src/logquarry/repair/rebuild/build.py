@@ -100,7 +100,7 @@ def write_note(note: Path, folders: dict[str, Any], disk: Disk) -> None:
 def check_made_of(target: Path, note: Path, wanted: dict[str, Any]) -> None:
     """Raise UsageError if a folder was built from another store or with other settings."""
     known = read_note(note)
-    # JSON turns tuples into lists. The stored note comes from JSON: convert the wanted one too.
+    # JSON turns tuples into lists, and the stored note comes from JSON. So convert ``wanted`` too.
     wanted = json.loads(json.dumps(wanted))
     for name, expected in wanted.items():
         place = target / name
@@ -141,7 +141,8 @@ class QueueReport:
         fillers: number of fillers, for messages that the log has lost.
         restarts: number of times that the topic was deleted and created again.
         harmed: number of frames with a harmed queue offset; their entries are at the right offset.
-        is_taken_over: whether the old files were copied: the log has no message of the queue.
+        is_taken_over: whether the old files were copied, because the log has no message of the
+            queue.
     """
 
     topic: str
@@ -377,7 +378,7 @@ def swap(
     build: Path, target: Path, names: Sequence[str], command: str, now_ms: int, disk: Disk
 ) -> tuple[Path | None, Path]:
     """Move the old folders to quarantine, and the new folders into place. Return the quarantine
-    folder, None if nothing was moved there; and its path.
+    folder (None if nothing was moved there), and the path of this folder.
     """
     stamp = datetime.fromtimestamp(now_ms / 1000, UTC)
     aside = free_path(quarantine(target, f"{command}-{stamp:%Y%m%dT%H%M%SZ}"))

@@ -175,8 +175,9 @@ class RocksFiles(QueueFiles):
     def add_run(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
         """Add the entries of the next frames, in the log's order.
 
-        Raises UnsupportedStore if a queue has lost messages in the middle: a broker would send a
-        consumer that asks for one to offset 0 (``RocksDBConsumeQueue.rollNextFile``).
+        Raises UnsupportedStore if a queue has lost messages in the middle. If a consumer asked for
+        a lost message, a broker would send the consumer to offset 0
+        (``RocksDBConsumeQueue.rollNextFile``).
         """
         timed = {}
         for key, part in parts.items():

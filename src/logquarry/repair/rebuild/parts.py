@@ -38,7 +38,7 @@ _MOST_SEGMENTS: Final = 1 << 10
 
 @dataclass(slots=True)
 class FoundRun:
-    """A part of the log with only valid frames; call it with the frames, to add their facts.
+    """A part of the log with only valid frames. Call the object with frames to add their facts.
 
     Attributes:
         start: physical offset of the first byte; set after the frames are added, like ``end``.

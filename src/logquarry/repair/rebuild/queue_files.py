@@ -347,7 +347,8 @@ _MOST_WAITING: Final = 8
 
 
 class KeyThread:
-    """Adds keys to an index in a second thread: each key changes a random place of the index file.
+    """Adds keys to an index in a second thread, because each key changes a random place of the
+    file.
 
     Only one thread may call the methods. :meth:`put` waits while ``most`` earlier calls are
     unfinished.
@@ -360,7 +361,7 @@ class KeyThread:
         self._waiting: deque[Future[None]] = deque()
 
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
-        """Add keys later, as :meth:`IndexWriter.put`. Raises the error of an earlier call."""
+        """Let the thread add keys by :meth:`IndexWriter.put`. Raises an earlier call's error."""
         if len(self._waiting) >= self._most:
             self._waiting.popleft().result()
         # Copy the arrays of keys: the follower overwrites them before the thread has used them.

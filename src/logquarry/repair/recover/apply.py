@@ -160,13 +160,14 @@ class _Work:
                 times = self._plan.last_timestamp
                 checkpoint.index_timestamp = min(checkpoint.index_timestamp, times)
             if not self._plan.message_count:
-                # Another time would mean that messages, and so log files, are missing.
+                # A time other than 0 would mean that the log has lost files.
                 times = checkpoint.index_timestamp = 0
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
-            # A broker of 5.5 starts to dispatch here after a crash, so it must be in the log.
+            # After a crash, a broker of 5.5 dispatches from here on: do not exceed the log's end.
             checkpoint.offsets = checkpoint.offsets.limited(self._plan.log_end)
             checkpoint.flush()
-            # The old wheel could make a broker deliver a new message at the offset of a lost one.
+            # The old timer wheel can point to lost messages. A new message can get the physical
+            # offset of a lost one, and a broker would then deliver the new message.
             layout = StoreLayout.open(self._root, self._config)
             aside = quarantine(self._root)
             mend_timer_files(layout, self._disk, self._root, self._clock(), aside)
@@ -299,7 +300,7 @@ class _Work:
                 self._save_entries(queue.key, queue.keep_until)
             for number, entry in queue.bridges.items():
                 self._write_entry(queue.key, number, entry)
-        # An index folder would mean that the store has an index.
+        # If the plan has no index, do not create its folder: a folder would show an index.
         for name in (CONSUME_QUEUE, *([] if plan.index is None else [INDEX])):
             disk.make_folders(root / name)
         queues = QueueTable(disk, root, self._config, ends, log, mendings=self._mendings)

@@ -64,8 +64,9 @@ class JavaRequest(NamedTuple):
 
 
 class JavaVerdict(NamedTuple):
-    """What Java finds at a position of its read buffer. ``size`` is that of the message, 0 for a
-    blank, and -1 for other bytes. If ``is_success``, a recovery continues after these bytes.
+    """The result of Java's check at a position of its read buffer. ``size`` is the size of a
+    message, 0 for a blank, and -1 for other bytes. If ``is_success``, a recovery continues after
+    these bytes.
     ``end`` is the position to which Java's buffer has moved.
     """
 
@@ -128,7 +129,7 @@ def _check(
     head = frame.HEAD.struct.unpack_from(data, position)
     _, _, crc, queue_id, _, queue_offset, physical_offset, sys_flag, _ = head
     born, store = frame.host_sizes(sys_flag)
-    # Java copies each of the two hosts into an array of TOTALSIZE bytes, so it must fit.
+    # Java copies each of the two hosts into an array of TOTALSIZE bytes, so each must fit.
     if max(born, store) > size:
         raise _Bad
     at = position + frame.HEAD.size + born

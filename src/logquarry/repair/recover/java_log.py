@@ -153,8 +153,8 @@ class JavaLog:
     def find_end(
         self, start: int, dispatch: JavaDispatch | None, *, check_crc: bool, known: int = -1
     ) -> int:
-        """Find the log's end, as ``recoverNormally`` and ``recoverAbnormally``, and ``dispatch``
-        the messages after ``known``. Raises JavaRefusal if RocketMQ would fail.
+        """Find the log's end, as ``recoverNormally`` and ``recoverAbnormally`` do. Dispatch the
+        messages after ``known`` with ``dispatch``. Raises JavaRefusal if RocketMQ would fail.
         """
         # QUIRK: 4.9 reads the delay levels only after its recovery. So it writes the hash of the
         # tags into the entry of a delayed message, and not the delivery time.
@@ -232,8 +232,8 @@ class JavaLog:
         return dropped
 
     def dispatch_rest(self, start: int, dispatch: JavaDispatch) -> None:
-        """Dispatch the messages from ``start`` on, as ``ReputMessageService.doReput``. Raises
-        JavaRefusal if RocketMQ would fail, or would wait without end.
+        """Dispatch the messages from ``start`` on, as ``ReputMessageService.doReput`` does.
+        Raises JavaRefusal if RocketMQ would fail, or would wait without end.
         """
         offset = start
         with _Runs(self.levels_ms, check_crc=False, keys=self.keys) as runs:
@@ -244,8 +244,8 @@ class JavaLog:
         """Dispatch the messages of one file. Return the offset at which to continue.
 
         QUIRK: if the lengths of a frame's parts do not add up to TOTALSIZE, Java moves its buffer
-        by their sum, but its offset by TOTALSIZE. If it then skips the rest of the file, the offset
-        is after the file's end.
+        by their sum, but its offset by TOTALSIZE. If Java then skips the rest of the file, the
+        offset is after the file's end.
         """
         file = next((f for f in self.files if f.base <= offset < f.base + self.file_size), None)
         if file is None or offset - file.base >= file.wrote:

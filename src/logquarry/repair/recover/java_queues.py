@@ -268,7 +268,7 @@ class JavaQueue:
 
     def _leading(self, file: JavaFile, start: int, limit: int) -> tuple[int, QueueEntry | None]:
         """Return how many valid entries follow from number ``start`` on, and the last of them.
-        Their sizes are positive, and their physical offsets from 0 to below ``limit``.
+        A valid entry has a positive size, and a physical offset from 0 to below ``limit``.
         """
         units = np.frombuffer(self.target.view(file.path), UNIT_DTYPE, self.file_size // UNIT_SIZE)
         at = start
@@ -286,7 +286,7 @@ class JavaQueue:
         return at - start, last
 
     def _truncate(self, offset: int) -> None:
-        """Cut the queue at a byte position, as ``MappedFileQueue.truncateDirtyFiles``."""
+        """Cut the queue at a byte position, as ``MappedFileQueue.truncateDirtyFiles`` does."""
         while self.files[-1].base > offset:
             reason = f"it lies after the last sound entry, {offset // UNIT_SIZE}"
             self._destroy(self.files.pop(), reason)
@@ -331,8 +331,8 @@ class JavaQueue:
         JavaRefusal if the position of a new file is too large for a file name.
 
         QUIRK: the dispatcher skips a message that ends at or before ``max_physical``, and an entry
-        that the queue has at the same queue offset, except 0. It appends an entry that is after the
-        queue's end at the end, and so at the wrong position.
+        that the queue has at the same queue offset, except 0. If an entry belongs after the queue's
+        end, the dispatcher appends it at the end, and so at the wrong position.
         """
         if not len(units):
             return
@@ -372,7 +372,7 @@ class JavaQueue:
         self.max_physical = end
 
     def _writable(self, expected: int) -> JavaFile:
-        """Return the last file, or a new one if it is full, as ``getLastMappedFile``."""
+        """Return the last file, or a new one if it is full, as ``getLastMappedFile`` does."""
         if not self.files:
             if not 0 <= expected <= LARGEST_BASE:
                 raise JavaRefusal(

@@ -49,11 +49,13 @@ _LARGE_BYTES: Final = 64 << 20
 _LARGE_SHARE: Final = 100
 """A loss of at most 64 MiB needs no consent if it is at most a hundredth of the log."""
 _MOST_COUNTED: Final = 20_000_000
-"""If more entries are lost, a message with several entries counts several times."""
+"""Maximum number of lost entries for which each lost message counts once. With more lost entries, a
+message with several entries counts several times.
+"""
 _MOST_NAMED: Final = 2
 """Maximum number of missing parts of the log that the text of a reason lists."""
 _LEAST_APART: Final = 2
-"""So many entries far after the log's end prove a loss. A single one may be damaged."""
+"""Least number of entries far after the log's end that proves a loss. One may be damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ class Loss:
     Attributes:
         messages: number of lost messages in the queues. Multi-dispatch copies count once, unless
             more than 20 million messages are lost.
-        bytes: their size, or that of missing files or bytes before the durable offset, if larger.
+        bytes: size of the lost messages. If the missing files, or the missing bytes before the
+            durable offset, are larger: their size.
         known_bytes: number of bytes of the log that remain, plus the lost bytes.
     """
 
@@ -85,7 +88,7 @@ class Loss:
         return f"{count} {verb}, {text.plural(self.bytes, 'byte')}: {self.reason}"
 
     def refusal(self, accept_loss: int | None) -> str | None:
-        """Return why the recovery is refused, as text; None if it is not."""
+        """Return as text why the recovery is refused; None if it is not refused."""
         if not self.needs_consent or (accept_loss is not None and accept_loss >= self.bytes):
             return None
         return (
@@ -256,7 +259,8 @@ class LossSearch:
         return inside & ~np.isin(starts, list(self._never))
 
     def _lost_of_index(self, lowest: int) -> Frames:
-        # RocketMQ keeps the index of a deleted log, so it proves no loss for an empty one.
+        # RocketMQ keeps the index if the log is deleted. So if the log has no files, the index
+        # proves no loss.
         has_log = bool(self._log.files)
         least = lowest if has_log else java.LONG_MAX
         places, sizes = indexed_frames(self._layout, least, self._damage)
@@ -334,7 +338,7 @@ class LossSearch:
                 where = f"{span.offset} to {span.offset + span.length}"
                 words = f"the log has no file for {where}: {path_at(span.offset)} is missing"
                 if span.offset < self._log.start:
-                    # A store does not show RocketMQ's retention if no put follows it.
+                    # RocketMQ's retention leaves no trace in a store until the next put.
                     words += (
                         " (if RocketMQ's retention deleted it, --accept-loss records the new start)"
                     )

@@ -1,8 +1,8 @@
 """Checks whether a store can be opened for writing without a recovery. Changes nothing.
 
 To find the log's end, the check starts at the last message to which any queue points, and follows
-the frames as long as one begins where the previous one ends. An earlier truncation left any frames
-after this end (docs/reliability.md, "Where the log ends").
+the frames as long as one begins where the previous one ends. If there are frames after this end,
+they are stale: an earlier truncation left them (docs/reliability.md, "Where the log ends").
 """
 
 from __future__ import annotations
@@ -366,8 +366,8 @@ def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
 
 
 def _check_rest(layout: StoreLayout, end: int) -> None:
-    """Raise NeedsRecovery if bytes after the log's end could be taken for later frames. Bytes that
-    a broker with ``writeWithoutMmap`` leaves there cannot; the writer zeroes them.
+    """Raise NeedsRecovery if bytes after the log's end could be taken for later frames. The bytes
+    that a broker with ``writeWithoutMmap`` leaves there are harmless: the writer zeroes them.
     """
     last = LogReader(layout).data_end(end)
     is_closed = not layout.has_abort

@@ -147,7 +147,7 @@ class RecoveryPlan:
         }
 
     def summary(self, most: int = 12) -> Iterator[str]:
-        """Yield lines of text: at most ``most`` steps, and how many further ones there are."""
+        """Yield lines of text: at most ``most`` steps, then the number of further steps."""
         yield from self._facts()
         if self.damage:
             lost = sum(span.length for span in self.damage)
@@ -182,7 +182,7 @@ class QueueAction(Enum):
 
     KEEP = "keep"
     CUT = "cut"
-    """Cut off the entries from ``keep_until`` on, then append those of the log's messages."""
+    """Cut off the entries from ``keep_until`` on. Then append the entries of the log's messages."""
     REBUILD = "rebuild"
     """Move all files of the queue to quarantine, and build the queue from the log."""
 

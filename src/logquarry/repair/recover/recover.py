@@ -74,8 +74,8 @@ def recover(
         StoreNotFound: if there is no store.
         UnsupportedStore: with ``apply``, if the store has a feature that a recovery would harm.
         LossRefused: with ``apply``, if the recovery would lose more than ``accept_loss`` allows.
-        StoreUnavailable: if a process has the store open. With ``apply``, also if the store cannot
-            be recovered in this mode, or the disk fails.
+        StoreUnavailable: if a process has the store open. With ``apply``, the call also raises this
+            error if the store cannot be recovered in this mode, or if the disk fails.
         UsageError: if the store is not local, or the settings belong to another store.
     """
     root = local_store(path)

@@ -63,7 +63,7 @@ class ReplacedFiles:
         self._doubtful: set[QueueKey] = set()
 
     def frames(self, dropped: Mapping[QueueKey, int] | None) -> Frames:
-        """Return the lost frames: the log has other messages where entries point."""
+        """Return the lost frames. Queue entries point to them, but the new files lack them."""
         found = self._frames_of(self._differing() if dropped is None else dropped)
         if not len(found):
             return found
@@ -109,7 +109,7 @@ class ReplacedFiles:
                     yield queue.key, units
 
     def _without_frame(self, frames: Frames) -> Frames:
-        """Return the frames that the log should have but lacks. Checks no CRC."""
+        """Return the frames that the log should have but lacks. CRCs are not checked."""
         frames = frames[self._is_expected(frames)]
         ordered = frames[np.argsort(frames[:, 0], kind="stable")]
         places, sizes = ordered[:, 0], ordered[:, 1].astype(np.int32)
@@ -176,8 +176,8 @@ def frames_of(units: Units, *, is_batch: bool) -> Frames:
 
 
 def in_order(frames: Frames, after: int | None) -> Frames:
-    """Remove the frames of damaged entries: their physical offset is higher than that of a later
-    entry. ``after`` is the offset of the next entry after these, or None.
+    """Remove the frames of damaged entries. A damaged entry has a higher physical offset than a
+    later entry. ``after`` is the offset of the next entry after these, or None.
     """
     if not len(frames):
         return frames

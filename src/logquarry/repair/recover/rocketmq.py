@@ -95,7 +95,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     """Apply a plan and sync all changes; return the plan that was carried out.
 
     The caller must hold the lock, and ``abort`` must exist. ``is_clean`` is whether the store was
-    shut down cleanly; None if ``abort`` shows it.
+    shut down cleanly; if it is None, ``abort`` shows this.
 
     Raises:
         StoreUnavailable: if the plan is refused, or the disk fails.
@@ -114,7 +114,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
         file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint
         file.offsets = result.plan.offsets
         if not result.plan.has_log:
-            # Another time would mean that messages, and so log files, are missing.
+            # A time other than 0 would mean that the log has lost files.
             file.physic_timestamp = file.logics_timestamp = file.index_timestamp = 0
         file.flush()
         if result.plan.has_log:

@@ -110,7 +110,8 @@ def plan_safe(
     Args:
         config: settings with all sizes (:func:`logquarry.read.store_sizes.with_sizes`).
         mends: whether to correct harmed queue offsets. False for a log that salvage has written:
-            they are right, but places do not show how many messages were lost in between.
+            its queue offsets are right, but its physical offsets do not show how many messages were
+            lost in between.
         end: physical offset at which to end the log; by default, it ends after its last message.
 
     Raises:
@@ -301,7 +302,7 @@ class _Planner:
             queue = self._queues.get(one.key)
             first = one.kept_until if one.difference is None else one.difference.offset
             if queue is None or first < one.had_until:
-                # ``first`` of a batch queue is the number of an entry: use 0.
+                # In a batch queue, ``first`` numbers an entry and is no queue offset, so return 0.
                 found[one.key] = 0 if queue is None or queue.is_batch else first
         return found
 

@@ -114,7 +114,7 @@ def check_places(root: Path) -> None:
 
 def check_log(root: Path, config: StoreConfig) -> dict[tuple[int, int], Path]:
     """Check the paths of the log's folders and files, and of the quarantine folder, as
-    :func:`check_places`. Return (device, inode) -> path for each file of the log.
+    :func:`check_places` does. Return (device, inode) -> path for each file of the log.
     """
     places: dict[tuple[int, int], Path] = {}
     _check(store_files.quarantine(root), is_folder=True)
@@ -187,7 +187,9 @@ def _found(path: Path) -> os.stat_result | None:
 
 
 def _check_opens(path: Path) -> None:
-    """Open a file that a recovery replaces only after it has changed other files."""
+    """Check that a file can be opened. The recovery replaces this file only after it has changed
+    other files, so it must not fail then.
+    """
     if _check(path) is None:
         return
     try:
@@ -400,7 +402,8 @@ def sync_files(
 
 
 def _refuse(disk: Disk, folder: Path, error: OSError) -> None:
-    # This user may list the store's folders, so this is none of them (for example lost+found).
+    # This user may list all folders of the store. So ignore a folder that this user may not list,
+    # for example lost+found.
     if not isinstance(error, PermissionError):
         raise disk.refused(folder, error) from error
 

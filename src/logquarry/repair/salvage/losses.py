@@ -164,7 +164,8 @@ class QueueNotes:
         breaks = self._breaks
         begins_lower = bool(breaks) and self._first_count <= breaks[0].offset <= breaks[0].before
         if begins_lower and breaks[0].number == 1 and self._first_is_own:
-            # The first offset is harmed: the second of a recreated topic would be 0.
+            # The first queue offset is harmed. In a recreated topic, the second message of the log
+            # would have queue offset 0.
             self._first = breaks[0].offset - self._first_count
             mended[self._first_at] = self._first
             breaks = breaks[1:]
@@ -208,7 +209,8 @@ def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
 
 
 def _is_harmed(here: _Break, behind: int, is_queued: IsQueued) -> bool:
-    """Whether a queue offset does not fit between the previous and the next message's, ``behind``.
+    """Whether a queue offset does not fit between those of the previous and the next message.
+    ``behind`` is the queue offset of the next message.
     A lower offset is right if the old queue has the message there: the topic was created again.
     """
     if not here.before + here.count < behind or here.before < here.offset <= behind:
@@ -460,6 +462,8 @@ class StoreTimes:
 
 
 def raised_from(last: int, times: Int64) -> Int64:
-    """Raise each time that is before the previous one; ``last`` is the time before the first."""
+    """Increase each time that is before the previous one to the previous one. ``last`` is the time
+    before the first.
+    """
     found: Int64 = np.maximum.accumulate(np.append(last, times))[1:]
     return found

@@ -51,7 +51,8 @@ class StaleFrames:
 
     Attributes:
         spans: physical offsets (start, end) of each part that has only such frames.
-        moved: number of these frames that get a new queue offset: another message has the old one.
+        moved: number of these frames that get a new queue offset, because another
+            message has the old one.
     """
 
     messages: int = 0
@@ -289,7 +290,8 @@ class _Planner:
             self._at += -(self._at - self._start) % self._size
         self._base = file.base
         if self._log.has_heads:
-            # Without the heads, each frame moves further than the one before.
+            # The new log has no DLedger heads. So each frame moves further than the
+            # frame before it.
             starts = run.rows[:, POSITION].astype(np.int64) + run.window.base
             stops = starts + run.rows[:, SIZE]
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):

@@ -284,7 +284,8 @@ def _other_files(
         carried.append(KV_STORE)
     if found.get(names.COMPACTION) is not None and layout.filesystem.list(COMPACTED):
         carried.append(COMPACTED)
-    # A broker would read a RocksDB rather than the JSON files that salvage writes.
+    # Do not copy these folders of RocksDB. Salvage writes their contents as JSON files, and a
+    # broker would ignore the JSON files if it found RocksDB.
     in_json = {FOLDER_V2, *FOLDERS_V1.values()} if is_read else set()
     for entry in layout.filesystem.list(CONFIG):
         if entry.is_dir and entry.name not in in_json:

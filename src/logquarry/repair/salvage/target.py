@@ -99,7 +99,7 @@ class SalvageTarget:
             self.disk.make_folders(self.work / name)
 
     def discard(self) -> None:
-        """Remove the files that this salvage has made. Ctrl-C does not interrupt this once."""
+        """Remove the files that this salvage has made. The first Ctrl-C waits for this."""
         if not self._has_begun:
             return
         # If a file cannot be removed, the folder .salvage stays and marks the store as incomplete.

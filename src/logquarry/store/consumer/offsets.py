@@ -189,7 +189,9 @@ class OffsetEstimate(NamedTuple):
 
 
 class LostOffsets:
-    """Reads the remains of a store's lost offsets: torn and quarantined files, and file times."""
+    """Finds a store's lost consumer offsets in torn and quarantined files, and the time of their
+    last save.
+    """
 
     def __init__(
         self, root: Path, *, has_offsets: bool, topics: Callable[[], Iterable[str]]
