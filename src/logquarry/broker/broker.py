@@ -33,10 +33,9 @@ from logquarry.broker.admin import Admin, Queries
 from logquarry.broker.clients import Clients
 from logquarry.broker.connection import Connection, Handler, SparingLog, line_of
 from logquarry.broker.consumers import Consuming, Progress
-from logquarry.broker.core import Core, Lanes
+from logquarry.broker.core import Core, Lanes, Port, listen_at_both
 from logquarry.broker.names import KeyValues, Names
 from logquarry.broker.options import BrokerOptions, address_text, is_wildcard, make_offsets_folder
-from logquarry.broker.ports import Port, listen_at_both
 from logquarry.broker.pull import Pulling
 from logquarry.broker.send import Replies, Retrying, Sending, Transactions
 from logquarry.broker.statistics import Runtime, Statistics

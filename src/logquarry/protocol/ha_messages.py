@@ -69,12 +69,11 @@ MASTER: Final = Transitions(
         (MasterState.AWAITING_REQUEST, MasterInput.REPORT): MasterState.TRANSFERRING,
         (MasterState.TRANSFERRING, MasterInput.REPORT): MasterState.TRANSFERRING,
         (MasterState.TRANSFERRING, MasterInput.SENT): MasterState.TRANSFERRING,
-        (MasterState.AWAITING_REQUEST, MasterInput.VIOLATION): MasterState.CLOSED,
-        (MasterState.TRANSFERRING, MasterInput.VIOLATION): MasterState.CLOSED,
-        (MasterState.AWAITING_REQUEST, MasterInput.SILENCE): MasterState.CLOSED,
-        (MasterState.TRANSFERRING, MasterInput.SILENCE): MasterState.CLOSED,
-        (MasterState.AWAITING_REQUEST, MasterInput.END): MasterState.CLOSED,
-        (MasterState.TRANSFERRING, MasterInput.END): MasterState.CLOSED,
+    }
+    | {
+        (state, happened): MasterState.CLOSED
+        for happened in (MasterInput.VIOLATION, MasterInput.SILENCE, MasterInput.END)
+        for state in (MasterState.AWAITING_REQUEST, MasterState.TRANSFERRING)
     },
 )
 
@@ -107,10 +106,11 @@ SLAVE: Final = Transitions(
         (SlaveState.AWAITING_DATA, SlaveInput.DATA): SlaveState.AWAITING_HEADER,
         (SlaveState.AWAITING_HEADER, SlaveInput.ELSEWHERE): SlaveState.CLOSED,
         (SlaveState.AWAITING_HEADER, SlaveInput.VIOLATION): SlaveState.CLOSED,
-        (SlaveState.AWAITING_HEADER, SlaveInput.SILENCE): SlaveState.CLOSED,
-        (SlaveState.AWAITING_DATA, SlaveInput.SILENCE): SlaveState.CLOSED,
-        (SlaveState.AWAITING_HEADER, SlaveInput.END): SlaveState.CLOSED,
-        (SlaveState.AWAITING_DATA, SlaveInput.END): SlaveState.CLOSED,
+    }
+    | {
+        (state, happened): SlaveState.CLOSED
+        for happened in (SlaveInput.SILENCE, SlaveInput.END)
+        for state in (SlaveState.AWAITING_HEADER, SlaveState.AWAITING_DATA)
     },
 )
 
