@@ -22,10 +22,10 @@ from logquarry.log.layout import StoreLayout
 from logquarry.repair.verification import verify_store
 from logquarry.store.load.ledger import LoadId
 from logquarry.store.load.loading import Loaded
+from logquarry.store.load.segment import StagedFrames, StagedWriter
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
-from logquarry.write.staged_put import StagedFrames, StagedWriter
 from tests.crash.ladder import IS_BY_HAND, SEED, count, told
 from tests.helpers.small_store import config
 

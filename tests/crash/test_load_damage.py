@@ -20,8 +20,8 @@ from logquarry.ingest.staging import LoadPlan, Staged, Stager
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader, Run
 from logquarry.store.load.ledger import LoadId
+from logquarry.store.load.segment import StagedFrames, StagedWriter
 from logquarry.store.message_store import StoreWriter
-from logquarry.write.staged_put import StagedFrames, StagedWriter
 from tests.crash.ladder import IS_BY_HAND, count, seeds, told
 from tests.crash.test_load import LOAD, SETTINGS, planned
 

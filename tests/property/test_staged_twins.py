@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from logquarry.errors import LogquarryError
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
+from logquarry.store.load.segment import StagedFrames, StagedWriter, same_frames
 from logquarry.write.encode import MessageEncoder
 from logquarry.write.log_appender import require_fit
-from logquarry.write.staged_put import StagedFrames, StagedWriter, same_frames
 from tests.helpers.twins import both
 from tests.property.test_put_many_twins import NOW, Log, fields
 

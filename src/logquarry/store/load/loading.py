@@ -49,10 +49,9 @@ from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.recover.store_folders import check_queue_folder, restore_names
 from logquarry.store.load.ledger import Intent, Ledger, LoadId
 from logquarry.store.load.search import Found, StagedLoad, find_frames
-from logquarry.store.load.segment import Segment, SegmentReader
+from logquarry.store.load.segment import Segment, SegmentReader, StagedWriter
 from logquarry.units import Clock
 from logquarry.write.commit_log_writer import CommitLogWriter
-from logquarry.write.staged_put import StagedWriter
 
 logger = logging.getLogger(__name__)
 

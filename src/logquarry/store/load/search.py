@@ -20,8 +20,7 @@ from logquarry.format import put_frames
 from logquarry.format.arrays import POSITION, SIZE, Int64
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
-from logquarry.store.load.segment import Segment, SegmentReader
-from logquarry.write.staged_put import StagedFrames, same_frames
+from logquarry.store.load.segment import Segment, SegmentReader, StagedFrames, same_frames
 
 Place = tuple[int, int]
 """A staged frame: the number of its segment, and its position there."""
