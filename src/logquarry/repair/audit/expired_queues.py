@@ -61,10 +61,13 @@ def stand_in(queue: ConsumeQueue, log_start: int, file_size: int) -> tuple[dict[
     The fillers keep the end of the queue. They begin at the start of the file that has the queue's
     last entry. The result is empty if a message of the queue has not expired.
     """
-    stop, room = queue.entry_end, file_size // UNIT_SIZE
-    for _, units in queue.runs(0, stop):
+    end, room = queue.entry_end, file_size // UNIT_SIZE
+    # A message takes more than one byte. So a later end is that of a file with a harmed name.
+    stop = end if end <= log_start else 0
+    for start, units in queue.runs(0, min(end, log_start)):
         if (has_message(units) & (units["physical_offset"] >= log_start)).any():
             return {}, 0
+        stop = max([stop, *(start + 1 + np.flatnonzero(is_written(units))[-1:]).tolist()])
     first = max(0, stop - 1) // room * room
     return ({first: _FILLER * (stop - first)} if stop else {}), stop
 

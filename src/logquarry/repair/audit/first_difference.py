@@ -193,9 +193,10 @@ class QueueAudit(RightOffsets):
 
     def _bridged_until(self, made: Mapping[int, bytes], log_start: int) -> int:
         at = self._known_from(0, self._had, log_start)
-        while at < self._had and at in made:
-            at += len(made[at]) // UNIT_SIZE
-            at = self._known_from(min(at, self._had), self._had, log_start)
+        for number, data in sorted(made.items()):
+            end = min(number + len(data) // UNIT_SIZE, self._had)
+            if number <= at < end:
+                at = self._known_from(end, self._had, log_start)
         return at
 
 

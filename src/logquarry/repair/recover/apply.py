@@ -11,6 +11,7 @@ If the recovery is interrupted, it can be run again, because it changes the stor
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -51,6 +52,7 @@ from logquarry.repair.rebuild.build import replace_queues
 from logquarry.repair.rebuild.queue_files import KeyThread
 from logquarry.repair.recover.plan import (
     QueueAction,
+    QueuePlan,
     Step,
     StepKind,
     kept_entries,
@@ -275,6 +277,9 @@ class _Work:
 
     def _mend_queues_and_index(self, log: MappedFileQueue, checkpoint: CheckpointFile) -> None:
         plan, root, disk = self._plan, self._root, self._disk
+        bridged = {
+            self._entry_at(queue.key, 0)[0].parent: queue for queue in plan.queues if queue.bridges
+        }
         for step in plan.steps:
             path = root / step.file
             if step.file == plan.rocksdb or step.file in plan.misnamed:
@@ -286,8 +291,11 @@ class _Work:
                     disk.set_aside(path, quarantine(root, CONSUME_QUEUE))
             elif step.kind is StepKind.SET_ASIDE and path.is_dir():
                 aside = quarantine(root, *path.relative_to(root).parts)
+                whole = bridged.pop(path, None)
+                new = None if whole is None else self._replace_last(whole, aside)
                 for name in disk.names_in(path):
-                    disk.set_aside(path / name, aside)
+                    if path / name != new:
+                        disk.set_aside(path / name, aside)
             elif step.kind is StepKind.SET_ASIDE and path.is_file() and path.parent.name != SIDECAR:
                 # Skip files of the log and logquarry's own files, which earlier steps have moved.
                 disk.set_aside(path, quarantine(root, path.parent.name))
@@ -298,6 +306,7 @@ class _Work:
         for queue in plan.queues:
             if queue.action is QueueAction.CUT:
                 self._save_entries(queue.key, queue.keep_until)
+        for queue in bridged.values():
             for number, entry in queue.bridges.items():
                 self._write_entry(queue.key, number, entry)
         # If the plan has no index, do not create its folder: a folder would show an index.
@@ -339,15 +348,29 @@ class _Work:
 
     def _write_entry(self, key: QueueKey, number: int, entry: bytes) -> None:
         path, at, folder = self._entry_at(key, number)
-        if path.exists():
-            self._save(path, at, len(entry), *folder)
-            with self._disk.writing(path) as descriptor:
-                self._disk.write_all(descriptor, entry, at)
-            return
-        # The recovery has moved the files of this queue to quarantine.
-        self._disk.make_folders(path.parent)
-        with self._disk.writing(path, queue_form(self._config, key[0]).file_size) as descriptor:
+        self._save(path, at, len(entry), *folder)
+        with self._disk.writing(path) as descriptor:
             self._disk.write_all(descriptor, entry, at)
+
+    def _replace_last(self, queue: QueuePlan, aside: Path) -> Path:
+        """Put a file with all bridges of a queue in the place of its last file. Do this before the
+        queue's other files go: if all were missing after a crash, the queue would have no end.
+        """
+        ((number, entries),) = queue.bridges.items()
+        path, at, _ = self._entry_at(queue.key, number)
+        made, disk = self._root / SIDECAR / path.name, self._disk
+        disk.remove(made)
+        with disk.writing(made, queue_form(self._config, queue.key[0]).file_size) as descriptor:
+            disk.write_all(descriptor, entries, at)
+        if os.path.lexists(path):
+            disk.make_folders(aside)
+            try:
+                disk.link(path, free_path(aside / path.name))
+            except OSError:
+                disk.set_aside(path, aside)
+            disk.sync_names(aside)
+        disk.move(made, path)
+        return path
 
     def _entry_at(self, key: QueueKey, number: int) -> tuple[Path, int, tuple[str, ...]]:
         """Return the file of an entry, its position there, and the folder of the queue."""

@@ -17,6 +17,7 @@ from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue
 from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.expired_queues import bridges
 from logquarry.repair.rebuild.rebuild import rebuild
+from tests.helpers.failing_disk import StoppedDisk
 
 CONFIG = lq.StoreConfig(mapped_file_size_commit_log=1 << 14, mapped_file_size_consume_queue=200)
 MESSAGES = 37
@@ -97,6 +98,55 @@ def test_an_expired_queue_with_unusable_files_keeps_its_end(
         assert store.put(lq.Message("orders", b"new", queue_id=0)).queue_offset == MESSAGES
     with lq.MessageStore.open(expired) as store:
         assert [m.body for m in store.get("orders", 0, MESSAGES).messages] == [b"new"]
+
+
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+@pytest.mark.parametrize("name", [20 << 50, 8 * 10**18])
+def test_a_harmed_file_name_does_not_move_the_end(
+    expired: Path, name: int, *, is_rebuilt: bool
+) -> None:
+    """Consumers would need years to reach such a queue offset."""
+    folder = expired / "consumequeue/orders/0"
+    (folder / f"{600:020d}").rename(folder / f"{name:020d}")
+    if is_rebuilt:
+        rebuild(expired, apply=True)
+    lq.recover(expired, apply=True)
+    assert not lq.verify(expired).has_damage
+    with lq.MessageStore.open(expired, mode="rw") as store:
+        assert store.put(lq.Message("orders", b"new", queue_id=0)).queue_offset == 30
+
+
+def test_a_negative_entry_before_a_zeroed_entry_becomes_a_filler(expired: Path) -> None:
+    zero(expired, {4})
+    path = expired / "consumequeue/orders/0" / f"{0:020d}"
+    with path.open("r+b") as file:
+        file.seek(3 * 20)
+        file.write(b"\xff")
+    lq.recover(expired, apply=True)
+    assert not lq.verify(expired).has_damage
+    with lq.MessageStore.open(expired, mode="rw") as store:
+        assert store.put(lq.Message("orders", b"new", queue_id=0)).queue_offset == MESSAGES
+
+
+def test_an_interrupted_recovery_keeps_the_end_of_an_expired_queue(
+    expired: Path, tmp_path: Path
+) -> None:
+    folder = expired / "consumequeue/orders/0"
+    os.truncate(folder / f"{600:020d}", 7 * 20)
+    (folder / f"{200:020d}").unlink()
+    whole = StoppedDisk()
+    shutil.copytree(expired, tmp_path / "whole")
+    lq.recover(tmp_path / "whole", apply=True, disk=whole)
+    moves = [number for number, name in enumerate(whole.order) if name in ("rename", "link")]
+    for number in (stop for move in moves for stop in (move, move + 1)):
+        copy = tmp_path / "copy"
+        shutil.copytree(expired, copy)
+        with pytest.raises(KeyboardInterrupt):
+            lq.recover(copy, apply=True, disk=StoppedDisk(number))
+        lq.recover(copy, apply=True)
+        with lq.MessageStore.open(copy) as store:
+            assert store.queue_offsets("orders", 0).max == MESSAGES, whole.order[number]
+        shutil.rmtree(copy)
 
 
 @pytest.mark.parametrize("place", [0, 1 << 40])
