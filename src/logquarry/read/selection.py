@@ -138,8 +138,7 @@ def plan_read(
     if skip_damage and bound is not None:
         end = sound_bound(layout, bound)
         if end is not None and end < bound:
-            # Add the first byte after the log's end to the range. The reader of this byte then
-            # reports the damage that begins there.
+            # The reader of the first byte after the log's end reports the damage that begins there.
             extent = LogExtent(extent.start, end + 1, bound)
     start, stop = time_range(layout, selection.wanted, extent)
     wished = selection.start_offset
@@ -161,7 +160,7 @@ def plan_read(
 
 def _from_frame(parts: Sequence[Part], start: int | None) -> Sequence[Part]:
     """Make a part that begins at ``start`` report damage if no frame begins there. Other parts skip
-    the bytes before their first frame, because the previous part reads these bytes.
+    the bytes before their first frame: the previous part reads them.
     """
     return [
         replace(part, resync=False) if isinstance(part, LogSplit) and part.start == start else part
