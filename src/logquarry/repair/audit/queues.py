@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -125,6 +126,10 @@ class QueuesAudit:
         self._files = OpenFiles(layout)
         self._seen: dict[QueueKey, SeenMessages] = {}
         self._names = self._find_names()
+        self._sorted = sorted(self._names)
+        self._by_topic: dict[str, list[QueueKey]] = {
+            topic: list(keys) for topic, keys in groupby(self._sorted, itemgetter(0))
+        }
         # A queue's last message without an entry; the next one shows whether it belongs there.
         self._held: dict[QueueKey, dict[str, Any]] = {}
         self._searches = 0
@@ -172,9 +177,11 @@ class QueuesAudit:
         if held is not None:
             values = {name: np.append(held[name], column) for name, column in values.items()}
         if seen.queue is None:
+            if key[0] not in self._by_topic or self._searches == _MOST_SEARCHES:
+                return values
             every = range(len(values["queue_offset"]))
-            rows = [at for at in every if not self._is_of_another(key, seen, values, at)]
-            own = np.isin(every, rows)
+            found = (not self._is_of_another(key, seen, values, at) for at in every)
+            own = np.fromiter(found, np.bool_)
             return {name: column[own] for name, column in values.items()}
         if seen.harmed is None or not seen.messages:
             return values
@@ -200,8 +207,9 @@ class QueuesAudit:
             return False
         # If the queue has no files, only the queue id can be harmed: a queue of another topic can
         # have a copy by multi-dispatch.
-        names = {name for name in self._names if seen.queue is not None or name[0] == key[0]}
-        for name in sorted(names - {key}):
+        for name in self._by_topic.get(key[0], ()) if seen.queue is None else self._sorted:
+            if name == key:
+                continue
             if self._searches == _MOST_SEARCHES:
                 return False
             self._searches += 1
