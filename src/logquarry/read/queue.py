@@ -115,7 +115,8 @@ class Queue(ABC):
         """Return one entry for each queue offset in ``[start, stop)``, up to the queue's end.
 
         Entries in missing files are zeros (unwritten). If one file has the range, the result is a
-        view. Raises UsageError if ``start`` is negative, or if MOST_HOLES entries have no file.
+        view. Raises UsageError if ``start`` is negative, or if more than MOST_HOLES entries
+        have no file.
         """
         if start < 0:
             raise UsageError(f"there is no queue offset {start}")

@@ -414,7 +414,6 @@ class ReadOptions:
     def check_names(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the names as the table spells them; raise UsageError if one is no column."""
         if self.is_kafka:
-            names = schema.spelled(names, kafka_names(headers=True))
             return check_kafka_names(names, headers=self.include_headers)
         return schema.check_names(schema.spelled(names, schema.NAMES))
 

@@ -285,7 +285,7 @@ class StagedWriter:
         known = self.writer.queue_offsets
         next_offsets = np.array([known.setdefault(key, 0) for key in frames.queues], np.int64)
         place = _place_kernel if codec.kernels_enabled() else _place_reference
-        size = min(_size_at(frames, start), len(frames.data) - start)
+        size = put_frames.size_at(frames.data, start) or 0
         if size > len(self._room):
             self._room = np.empty(size, np.uint8)
         added = np.zeros_like(placed)
@@ -314,10 +314,6 @@ def same_frames(frames: StagedFrames, start: int, there: memoryview, at: int) ->
     """
     same = _same_kernel if codec.kernels_enabled() else _same_reference
     return same(frames, start, there, at)
-
-
-def _size_at(frames: StagedFrames, start: int) -> int:
-    return int.from_bytes(frames.data[start : start + 4], "big", signed=True)
 
 
 def _place_kernel(
