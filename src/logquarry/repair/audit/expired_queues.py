@@ -14,7 +14,7 @@ import numpy as np
 from logquarry.format import queue_entry
 from logquarry.format.arrays import Int64, Records, consecutive
 from logquarry.format.batch import MOST_MESSAGES
-from logquarry.format.queue_entry import FILLER, UNIT_SIZE
+from logquarry.format.queue_entry import FILLER, UNIT_SIZE, QueueEntry
 from logquarry.log.store_files import NAME_DIGITS
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, is_batch_written
 from logquarry.read.queue import UNIT_DTYPE, ConsumeQueue, FileQueue, has_message, is_written
@@ -56,10 +56,15 @@ def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
 
 
 def stand_in(queue: ConsumeQueue, log_start: int, file_size: int) -> tuple[dict[int, bytes], int]:
-    """Return fillers that replace a queue with unusable files, like :func:`bridges`, and its end.
+    """Return entries that replace a queue with unusable files, like :func:`bridges`, and its end.
 
-    The fillers keep the end of the queue. They begin at the start of the file that has the queue's
-    last entry. The result is empty if a message of the queue has not expired.
+    They keep the end of the queue, and begin at the start of the file that has its last entry. Each
+    points to the byte before the log, like the entry of an expired message. The result is empty if
+    a message of the queue has not expired.
+
+    QUIRK: fillers would not do. RocketMQ adds the size in the queue's last entry to its physical
+    offset, and takes the sum for the place up to which the log has been dispatched. For a filler,
+    this is 2 GiB. So RocketMQ would dispatch no messages before this place, in any queue.
     """
     end, room = queue.entry_end, file_size // UNIT_SIZE
     # A message takes more than one byte. So a later end is that of a file with a harmed name.
@@ -68,8 +73,10 @@ def stand_in(queue: ConsumeQueue, log_start: int, file_size: int) -> tuple[dict[
         if (has_message(units) & (units["physical_offset"] >= log_start)).any():
             return {}, 0
         stop = max([stop, *(start + 1 + np.flatnonzero(is_written(units))[-1:]).tolist()])
-    first = max(0, stop - 1) // room * room
-    return ({first: _FILLER * (stop - first)} if stop else {}), stop
+    if not stop:
+        return {}, 0
+    first = (stop - 1) // room * room
+    return {first: queue_entry.encode(QueueEntry(log_start - 1, 1, 0)) * (stop - first)}, stop
 
 
 def holes(queue: FileQueue, folder: str, log_start: int) -> Iterator[Difference]:

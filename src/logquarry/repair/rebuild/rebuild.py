@@ -415,11 +415,11 @@ class _Rebuild:
     ) -> Iterator[QueueReport]:
         """Make a queue with the end of an expired queue whose files are unusable."""
         made, stop = stand_in(queue, layout.commit_log.start, file_size)
-        for number, fillers in made.items():
+        for number, entries in made.items():
             folder = self._build / CONSUME_QUEUE / queue.topic / str(queue.queue_id)
             path = folder / f"{number * UNIT_SIZE:0{NAME_DIGITS}d}"
             with self.disk.writing(path, file_size) as descriptor:
-                self.disk.write_all(descriptor, fillers, 0)
+                self.disk.write_all(descriptor, entries, 0)
             yield QueueReport(queue.topic, queue.queue_id, stop, stop, 0, 0, is_taken_over=True)
 
     def _copied(self, layout: StoreLayout, queue: FileQueue) -> QueueReport:

@@ -94,6 +94,10 @@ def test_an_expired_queue_with_unusable_files_keeps_its_end(
     lq.recover(expired, apply=True)
     assert not lq.verify(expired).has_damage
     assert not lq.recover(expired).is_needed
+    layout = StoreLayout.open(expired)
+    (last,) = ConsumeQueue(layout, "orders", 0).units(MESSAGES - 1, MESSAGES)
+    # RocketMQ takes this for the place up to which it has dispatched the log.
+    assert last["physical_offset"] + last["size"] <= layout.commit_log.start
     with lq.MessageStore.open(expired, mode="rw") as store:
         assert store.put(lq.Message("orders", b"new", queue_id=0)).queue_offset == MESSAGES
     with lq.MessageStore.open(expired) as store:
