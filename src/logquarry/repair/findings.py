@@ -146,6 +146,11 @@ KINDS: Final[Mapping[str, Kind]] = {
         "a filler entry replaces a lost message, so that later queue offsets stay unchanged",
         "nothing: consumers skip it",
     ),
+    "queue_ends_in_filler": _note(
+        "the last entry of a queue is a filler: RocketMQ delivers no new messages of any queue "
+        "before the log has reached 2 GiB",
+        "`salvage`, if RocketMQ is to use the store",
+    ),
     "queue_in_damage": _note(
         "entries of messages in a damaged part of the log", "as for that damage"
     ),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from logquarry import MessageStore, salvage
+from logquarry.format import queue_entry
 from logquarry.format.frame import HEAD
 from logquarry.log.layout import StoreLayout
 from logquarry.read.log_queues import QueueKey
@@ -50,6 +51,23 @@ def one_log_file(tmp_path: Path) -> Path:
             builder.put("T", b"body-%d" % i, queue_id=i % 2, store_timestamp=1_000 + i)
     assert not check(root).findings
     return root
+
+
+@pytest.mark.parametrize("has_message", [False, True])
+def test_a_filler_at_the_end_of_a_queue_is_a_note(one_log_file: Path, has_message: bool) -> None:
+    """RocketMQ takes the end of the filler for the place up to which it has dispatched the log."""
+    folder = queue_folder(one_log_file)
+    if not has_message:
+        folder = one_log_file / "consumequeue/other/0"
+        folder.mkdir(parents=True)
+        (folder / name(800)).write_bytes(bytes(400))
+    overwrite(folder / name(800), 200, queue_entry.encode(queue_entry.FILLER) * 2)
+    if not has_message:
+        overwrite(folder / name(800), 0, queue_entry.encode(queue_entry.FILLER) * 10)
+    found = [one for one in check(one_log_file).findings if one.kind == "queue_ends_in_filler"]
+    assert [(one.severity, one.file[-24:], one.offset) for one in found] == [
+        ("note", f"{folder.parent.name}/0/{name(800)}"[-24:], 220)
+    ]
 
 
 def test_queue_files_under_the_names_of_later_ones_are_found(one_log_file: Path) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from logquarry.errors import CorruptFile, UsageError
 from logquarry.format import broker_json
 from logquarry.format.arrays import Bools, Int64
-from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.log.follow import DispatchRequests, Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
@@ -413,6 +413,16 @@ class QueuesAudit:
         if not seen.messages and isinstance(queue, FileQueue):
             yield from holes(queue, self._folder(key), self.layout.commit_log.start)
         yield from self._spare(queue, seen, log_end, lost)
+        if isinstance(queue, ConsumeQueue) and log_end < FILLER_SIZE:
+            yield from self._last_filler(queue)
+
+    def _last_filler(self, queue: ConsumeQueue) -> Iterator[Difference]:
+        """QUIRK: see :func:`logquarry.repair.audit.expired_queues.stand_in`."""
+        number = queue.max_offset - 1
+        last = queue.units(max(number, 0), number + 1)["size"]
+        if last.tolist() == [FILLER_SIZE]:
+            reason = f"entry {number}, the last one, is a filler"
+            yield Difference("queue_ends_in_filler", *self._place(queue, number), reason)
 
     def _spare(
         self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
