@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from logquarry.errors import BadRow, DecompressionError, SourceNotReadable, UsageError
 from logquarry.format import java, sys_flag
+from logquarry.format import properties as props
 from logquarry.format.arrays import Bools, Int64
 from logquarry.format.frame import HOST_SIZE_V4, host_bytes
 from logquarry.format.java import crc32
@@ -32,6 +33,9 @@ from logquarry.write.outgoing_arrow import binary_spans
 # that layer.
 MANIFEST: Final = "_manifest.json"
 SUCCESS: Final = "_SUCCESS"
+
+WORDS: Final = {"keys": props.KEYS, "tags": props.TAGS, "uniq_key": props.UNIQ_KEY}
+"""Columns whose values are also in the properties of the message."""
 
 _PARQUET_MAGIC: Final = b"PAR1"
 
