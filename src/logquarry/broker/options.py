@@ -14,6 +14,7 @@ from typing import Final
 from logquarry import arguments
 from logquarry.broker.acl import AccessControl
 from logquarry.errors import UsageError
+from logquarry.log.apart import lies_in_store
 from logquarry.log.store_files import CONFIG
 
 _LONGEST_NAME: Final = 127
@@ -138,7 +139,7 @@ class BrokerOptions:
 
 def make_offsets_folder(offsets: Path, store: str | Path) -> None:
     """Create the folder in which a read-only broker saves offsets. It must be outside the store."""
-    if offsets.resolve().is_relative_to(Path(store).resolve()):
+    if lies_in_store(offsets, store):
         raise UsageError(
             f"{offsets} lies in the store, and the broker changes no file there: give another "
             "folder for the offsets (--offsets)"
