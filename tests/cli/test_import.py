@@ -253,6 +253,8 @@ BAD_LINES: list[tuple[Document | str, str]] = [
     (line(properties_string=1), "line 2: properties_string is 1"),
     (line(properties_base64="="), "line 2: properties_base64 is not base64"),
     (line(born_host="nowhere"), "line 2: born_host: not a host and port"),
+    (line(born_host="1.2.3.4:65536"), "line 2: born_host: not a host and port: '1.2.3.4:65536'"),
+    (line(store_host="[::1]:-1"), "line 2: store_host: not a host and port: '[::1]:-1' (ports"),
     (line(sys_flag=0x20, store_host=None), "line 2: SYSFLAG 0x20 marks a host as IPv6"),
     (line(body_crc=5), "line 2: the CRC of the body differs from body_crc"),
     (line(topic="a/b"), "line 2: not a topic to write to: 'a/b'"),
