@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.helpers.command import run
 from tests.helpers.hostile_store import harm, make_small_store
+from tests.helpers.imports import SETTINGS, Import
 
 
 @pytest.fixture
@@ -19,3 +23,15 @@ def small_store(tmp_path: Path) -> Path:
 def damaged_store(small_store: Path) -> Path:
     """The same with a harmed body in the first file."""
     return harm(small_store)
+
+
+@pytest.fixture
+def put_in(tmp_path: Path) -> Import:
+    """Import into ``tmp_path/store``."""
+    settings = tmp_path / "settings.json"
+    settings.write_text(json.dumps(SETTINGS))
+
+    def call(source: object, *options: str, code: int = 0) -> Any:
+        return run("import", source, tmp_path / "store", "--config", settings, *options, code=code)
+
+    return call

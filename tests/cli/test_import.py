@@ -6,7 +6,6 @@ import base64
 import json
 import signal
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from time import time_ns
 from typing import Any
@@ -22,40 +21,8 @@ from logquarry.ingest import importing
 from logquarry.write.put_many import ManyWriter
 from tests.helpers.command import jsonl, run
 from tests.helpers.exports import export_parquet, exported_lines, kept
+from tests.helpers.imports import Document, Import, line, write
 from tests.helpers.small_store import NOW, SMALL
-
-SETTINGS = {
-    "mappedFileSizeCommitLog": 65_536,
-    "mappedFileSizeConsumeQueue": SMALL["mapped_file_size_consume_queue"],
-    "maxHashSlotNum": SMALL["max_hash_slot_num"],
-    "maxIndexNum": SMALL["max_index_num"],
-}
-
-Document = dict[str, Any]
-Import = Callable[..., Any]
-
-
-@pytest.fixture
-def put_in(tmp_path: Path) -> Import:
-    """Import into ``tmp_path/store``."""
-    settings = tmp_path / "settings.json"
-    settings.write_text(json.dumps(SETTINGS))
-
-    def call(source: object, *options: str, code: int = 0) -> Any:
-        return run("import", source, tmp_path / "store", "--config", settings, *options, code=code)
-
-    return call
-
-
-def line(**fields: Any) -> Document:
-    body = fields.pop("content", b"text")
-    return {"topic": "orders", "body": base64.b64encode(body).decode()} | fields
-
-
-def write(path: Path, *documents: Document | str) -> Path:
-    texts = [doc if isinstance(doc, str) else json.dumps(doc) for doc in documents]
-    path.write_text("".join(text + "\n" for text in texts), "utf-8")
-    return path
 
 
 # ----------------------------------------------------------------------------------- accepted rows
@@ -286,6 +253,8 @@ BAD_LINES: list[tuple[Document | str, str]] = [
     (line(properties_string=1), "line 2: properties_string is 1"),
     (line(properties_base64="="), "line 2: properties_base64 is not base64"),
     (line(born_host="nowhere"), "line 2: born_host: not a host and port"),
+    (line(born_host="1.2.3.4:65536"), "line 2: born_host: not a host and port: '1.2.3.4:65536'"),
+    (line(store_host="[::1]:-1"), "line 2: store_host: not a host and port: '[::1]:-1' (ports"),
     (line(sys_flag=0x20, store_host=None), "line 2: SYSFLAG 0x20 marks a host as IPv6"),
     (line(body_crc=5), "line 2: the CRC of the body differs from body_crc"),
     (line(topic="a/b"), "line 2: not a topic to write to: 'a/b'"),
@@ -474,7 +443,7 @@ def test_many_bodies_of_all_sizes(
     most_kept: int, tmp_path: Path, put_in: Import, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("logquarry.ingest.importing.MOST_KEPT", most_kept)
-    monkeypatch.setattr("logquarry.ingest.importing.PARQUET_BYTES", 4_000)
+    monkeypatch.setattr("logquarry.ingest.parquet_rows.PARQUET_BYTES", 4_000)
     bodies = [bytes([n % 256]) * (n * n % 7_000) for n in range(400)]
     table = pa.table({"topic": ["t"] * 400, "body": bodies, "flag": pa.array(range(400))})
     pq.write_table(table, tmp_path / "x.parquet", row_group_size=150)

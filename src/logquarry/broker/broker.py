@@ -34,6 +34,7 @@ from logquarry.broker.clients import Clients
 from logquarry.broker.connection import Connection, Handler, SparingLog, line_of
 from logquarry.broker.consumers import Consuming, Progress
 from logquarry.broker.core import Core, Lanes, Port, listen_at_both
+from logquarry.broker.counts import Counts
 from logquarry.broker.names import KeyValues, Names
 from logquarry.broker.options import BrokerOptions, address_text, is_wildcard, make_offsets_folder
 from logquarry.broker.pull import Pulling
@@ -156,6 +157,7 @@ class Broker:
                 ),
                 clock=self._clock or now_ms,
                 spawn=self._spawn,
+                counts=Counts(options.most_counts),
             )
             for problem in tables.problems:
                 logger.error("consumer offsets: %s; all groups start as new groups", problem)

@@ -13,13 +13,14 @@ import logging
 import queue
 import socket
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from logquarry.broker.clients import Clients
 from logquarry.broker.connection import Connection, Handler, Handshake, Request, SparingLog
+from logquarry.broker.counts import Counts
 from logquarry.broker.options import BrokerOptions, listen_error
 from logquarry.broker.tables import READ, Tables
 from logquarry.errors import UsageError
@@ -184,26 +185,6 @@ class Lanes:
 
 
 @dataclass(slots=True)
-class Counts:
-    """What has happened since the broker's start, counted for metrics and mqadmin.
-
-    - ``put`` and ``put_bytes``: messages that were put, and the bytes of their frames, by topic.
-    - ``got`` and ``got_bytes``: messages that were sent to consumers, and the bytes of their
-      frames, by topic and group.
-    - ``sent_back``: messages that consumers sent back, by topic and group.
-    - ``refused``: sends that the broker answered with SYSTEM_BUSY.
-    """
-
-    put: Counter[str] = field(default_factory=Counter)
-    put_bytes: Counter[str] = field(default_factory=Counter)
-    got: Counter[tuple[str, str]] = field(default_factory=Counter)
-    got_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    sent_back: Counter[tuple[str, str]] = field(default_factory=Counter)
-    requests: Counter[int] = field(default_factory=Counter)
-    refused: int = 0
-
-
-@dataclass(slots=True)
 class Core:
     """The state that the parts of a broker share.
 
@@ -225,9 +206,9 @@ class Core:
     clients: Clients
     clock: Clock
     spawn: Callable[[Coroutine[Any, Any, None]], None]
+    counts: Counts
     address: str = ""
     host: bytes = bytes(8)
-    counts: Counts = field(default_factory=Counts)
     is_saving: bool = False
     buffered_bytes: int = 0
 
@@ -403,7 +384,7 @@ class Port:
 
     def admit(self, request: Request) -> None:
         """See :class:`logquarry.broker.connection.Server`."""
-        self._core.counts.requests[request.command.code] += 1
+        self._core.counts.add_request(request.command.code)
         acl = self._core.options.acl
         if acl is not None:
             request.account = acl.admit(request.command, request.fields)

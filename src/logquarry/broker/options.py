@@ -14,13 +14,14 @@ from typing import Final
 from logquarry import arguments
 from logquarry.broker.acl import AccessControl
 from logquarry.errors import UsageError
+from logquarry.log.apart import lies_in_store
 from logquarry.log.store_files import CONFIG
 
 _LONGEST_NAME: Final = 127
 """Maximum length of a topic's name in RocketMQ, in characters."""
 _AT_LEAST_0: Final = (
     *("poll_ms", "max_connections", "idle_s", "expire_s"),
-    *("most_created", "most_offsets", "most_waiting", "most_waiting_bytes"),
+    *("most_created", "most_offsets", "most_counts", "most_waiting", "most_waiting_bytes"),
 )
 
 
@@ -59,6 +60,8 @@ class BrokerOptions:
             clients can create more; mqadmin can always create one.
         most_offsets: maximum number of consumer offsets, one for each queue of a group, up to which
             clients can commit offsets for further queues.
+        most_counts: maximum number of topics, and of pairs of a topic and a group, for which the
+            broker counts messages. It counts those of further topics and pairs together.
         most_waiting: maximum number of sends that wait for the disk
             (``sendThreadPoolQueueCapacity``).
         most_waiting_bytes: maximum total size of the message bodies that wait for the disk; the
@@ -85,6 +88,7 @@ class BrokerOptions:
     expire_s: float = 120.0
     most_created: int = 20_000
     most_offsets: int = 200_000
+    most_counts: int = 50_000
     most_waiting: int = 10_000
     most_waiting_bytes: int = 64 << 20
 
@@ -138,7 +142,7 @@ class BrokerOptions:
 
 def make_offsets_folder(offsets: Path, store: str | Path) -> None:
     """Create the folder in which a read-only broker saves offsets. It must be outside the store."""
-    if offsets.resolve().is_relative_to(Path(store).resolve()):
+    if lies_in_store(offsets, store):
         raise UsageError(
             f"{offsets} lies in the store, and the broker changes no file there: give another "
             "folder for the offsets (--offsets)"

@@ -288,9 +288,8 @@ class Pulling(Part):
                 self._not_found(pull)
             return
         if body:
-            counts, key = self._core.counts, (pull.key[0], pull.group)
-            counts.got[key] += len(result.messages)
-            counts.got_bytes[key] += len(body)
+            count = len(result.messages)
+            self._core.counts.add_got(pull.key[0], pull.group, count, len(body))
         self._reply(pull, code, result.next_offset, result.min_offset, result.max_offset, body)
 
     def _not_found(self, pull: Pull) -> None:

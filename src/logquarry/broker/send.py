@@ -168,9 +168,7 @@ class Sending(Part):
         self._waiting_bytes -= len(request.command.body)
 
     def _succeeded(self, request: Request, message: Message, result: PutResult) -> None:
-        counts = self._core.counts
-        counts.put[message.topic] += result.message_count
-        counts.put_bytes[message.topic] += result.size
+        self._core.counts.add_put(message.topic, result.message_count, result.size)
         fields = {
             "msgId": result.message_id,
             "queueId": str(message.queue_id),
@@ -438,7 +436,7 @@ class Retrying(Part):
         # that exist: a producer can write any text there, and the counts are never deleted.
         topic = message.properties.get(props.RETRY_TOPIC, message.topic)
         if core.tables.topic(topic) is not None:
-            core.counts.sent_back[topic, group] += 1
+            core.counts.add_sent_back(topic, group)
         request.reply()
 
 

@@ -344,7 +344,7 @@ def _jsonl(
         )
         for path, name in zip(paths, broker_names(paths), strict=True)
     ]
-    path = None if target == _STDOUT else output.check_target(target, paths)
+    path = None if target == _STDOUT else output.check_target(target, paths, settings)
     warn_of_unknown_topics([reader.layout for reader in readers], wanted)
     if path is None:
         count, length = _write(out, readers, sys.stdout.buffer, filters.limit)

@@ -362,8 +362,10 @@ def report(store: str, target: str, config: str | None, out: Output) -> None:
 
     found: list[VerifyReport] = []
 
+    settings = options.store_config(config)
+
     def read(opened: MessageStore) -> tuple[Path, str]:
-        path = output.check_target(target, [store])
+        path = output.check_target(target, [store], settings)
         found.clear()
         page = store_report(
             opened,
@@ -372,7 +374,7 @@ def report(store: str, target: str, config: str | None, out: Output) -> None:
         )
         return path, page
 
-    (path, page), left_out = read_store(store, options.store_config(config), read)
+    (path, page), left_out = read_store(store, settings, read)
     with output.staged(path) as file:
         file.write(page.encode())
     out.note(f"wrote {text.printable(target)}, {text.size_text(len(page.encode()))}")

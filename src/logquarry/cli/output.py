@@ -29,6 +29,8 @@ from logquarry.units import Progress
 if TYPE_CHECKING:
     from rich import progress as rich_progress
 
+    from logquarry.config import StoreConfig
+
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 _LINES_AT_ONCE = 512
@@ -41,8 +43,11 @@ MOST_LISTED = 40
 
 
 # ------------------------------------------------------------------------------------------- files
-def check_target(target: str | Path, stores: Iterable[str]) -> Path:
+def check_target(
+    target: str | Path, stores: Iterable[str], config: StoreConfig | None = None
+) -> Path:
     """Check that a command may write a file; return the path without links."""
+    from logquarry.log.apart import lies_in_store
     from logquarry.log.location import path_or_url
 
     name = path_or_url(str(target))
@@ -51,7 +56,7 @@ def check_target(target: str | Path, stores: Iterable[str]) -> Path:
     path = Path(name).resolve()
     _refuse_folder(target, path)
     for store in map(path_or_url, stores):
-        if "://" not in store and path.is_relative_to(Path(store).resolve()):
+        if "://" not in store and lies_in_store(path, store, config):
             raise UsageError(f"{target} lies in the store {store}; give a path outside of it")
     return path
 

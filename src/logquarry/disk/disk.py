@@ -15,12 +15,13 @@ import logging
 import mmap
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
 
-from logquarry.disk.service import Health, abandon_in_children
+from logquarry.disk.service import Health, SyncDelayed, abandon_in_children
 from logquarry.errors import StoreUnavailable
 from logquarry.log.readable import WatchedMap, c_library
 
@@ -30,6 +31,16 @@ _ZEROS: Final = bytes(1 << 20)
 _COPY_BYTES: Final = 1 << 20
 _PUNCH_HOLE_KEEP_SIZE: Final = 3
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NOT_OPENED: Final = {
+    errno.EMFILE: "raise the process's limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
+    errno.ENOMEM: "free memory",
+}
+"""Errors of an open that say nothing about the disk, and the next step of the user."""
+
+
+class FolderNotOpened(OSError):
+    """A folder could not be opened for a sync, so no sync began."""
 
 
 class OpenFile:
@@ -63,10 +74,18 @@ class Disk:
     The methods of the part "system calls" raise OSError. Those of the part "combined calls" raise
     StoreUnavailable, except :meth:`write_all`. A failed sync poisons the store (see
     :class:`~logquarry.disk.service.Health`), and is never repeated.
+
+    If a folder cannot even be opened for its sync, for example because the process has no free
+    descriptor, the sync did not begin. No page was marked clean, so a later sync still writes the
+    folder's names. Such a sync is therefore repeated. Until it succeeds, every other sync of this
+    disk raises SyncDelayed. So neither the durable offset nor the checkpoint nor the result of a
+    put ever covers a file whose name is not on the disk.
     """
 
     def __init__(self) -> None:
         self.health = Health()
+        self._unsynced: set[Path] = set()
+        self._delaying = threading.Lock()
         abandon_in_children(self.health)
 
     # ------------------------------------------------------------------------- system calls
@@ -122,8 +141,13 @@ class Disk:
         os.fsync(descriptor)
 
     def sync_folder(self, folder: Path) -> None:
-        """Sync the names in a folder."""
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        """Sync the names in a folder. Raises FolderNotOpened if the sync can be repeated."""
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            if error.errno not in _NOT_OPENED:
+                raise
+            raise FolderNotOpened(error.errno, error.strerror, str(folder)) from error
         try:
             os.fsync(descriptor)
         finally:
@@ -199,7 +223,7 @@ class Disk:
         """Create a file of zeros durably, with all its blocks allocated. The file must be new. If
         it cannot be completed, the method deletes it again.
         """
-        self.health.require_writable()
+        self._require_synced()
         self.make_folders(path.parent)
         with self.refusing(path):
             descriptor = self.open(path, create=True, exclusive=True)
@@ -212,6 +236,9 @@ class Disk:
         try:
             self.fsync(descriptor)
             self.sync_folder(path.parent)
+        except FolderNotOpened as error:
+            self._discard(descriptor, path)
+            raise self.refused(path, error) from error
         except OSError as error:
             failed = self.failed(path, "sync failed", error)
             self.let_go(descriptor)
@@ -282,20 +309,60 @@ class Disk:
             logger.warning("closing a file failed: %s", error)
 
     def sync(self, descriptor: int, path: Path) -> None:
-        """Sync a file's bytes. Raises StoreUnavailable if this sync or an earlier sync failed."""
-        self.health.require_writable()
+        """Sync a file's bytes. Raises StoreUnavailable if this sync or an earlier sync failed, and
+        SyncDelayed if an earlier sync of a folder must be repeated first.
+        """
+        self._require_synced()
         try:
             self.fdatasync(descriptor)
         except OSError as error:
             raise self.failed(path, "sync failed", error) from error
 
-    def sync_names(self, folder: Path) -> None:
-        """Sync the names in a folder; see :meth:`sync`."""
+    def sync_names(self, *folders: Path) -> None:
+        """Sync the names in folders; see :meth:`sync`."""
         self.health.require_writable()
+        left = list(folders)
         try:
-            self.sync_folder(folder)
+            self._require_synced()
+            while left:
+                self.sync_folder(left[0])
+                del left[0]
+        except (SyncDelayed, FolderNotOpened) as error:
+            with self._delaying:
+                self._unsynced.update(left)
+            if isinstance(error, SyncDelayed):
+                raise
+            raise _delayed(left[0], error) from error
         except OSError as error:
-            raise self.failed(folder, "sync failed", error) from error
+            raise self.failed(left[0], "sync failed", error) from error
+
+    @contextlib.contextmanager
+    def finally_synced(self) -> Iterator[None]:
+        """Poison the store if a sync in the ``with`` block is delayed, because the changes in the
+        block cannot be repeated.
+        """
+        try:
+            yield
+        except SyncDelayed as error:
+            raise self.health.poison(str(error)) from error
+
+    def _require_synced(self) -> None:
+        """Repeat the syncs of folders that could not begin; see :class:`Disk`."""
+        self.health.require_writable()
+        if not self._unsynced:
+            return
+        # The lock keeps another thread from adding a folder between its sync and its removal here.
+        with self._delaying:
+            for folder in sorted(self._unsynced):
+                try:
+                    self.sync_folder(folder)
+                except FolderNotOpened as error:
+                    raise _delayed(folder, error) from error
+                except FileNotFoundError:
+                    logger.info("%s: it was deleted before its sync", folder)
+                except OSError as error:
+                    raise self.failed(folder, "sync failed", error) from error
+                self._unsynced.discard(folder)
 
     def replace(self, path: Path, data: bytes) -> None:
         """Write a small file durably. After a failure the previous file still exists."""
@@ -338,8 +405,7 @@ class Disk:
             if error.errno != errno.EXDEV:
                 raise self.refused(to, error) from error
             self._copy_over(path, to)
-        self.sync_names(to.parent)
-        self.sync_names(path.parent)
+        self.sync_names(to.parent, path.parent)
 
     def _copy_over(self, path: Path, to: Path) -> None:
         made = to.with_name(f"{to.name}.new")
@@ -420,3 +486,11 @@ def free_path(path: Path) -> Path:
     """
     numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
     return next(one for one in chain([path], numbered) if not one.exists())
+
+
+def _delayed(folder: Path, error: OSError) -> SyncDelayed:
+    step = _NOT_OPENED.get(error.errno or 0, "close files")
+    return SyncDelayed(
+        f"{folder}: cannot be opened for a sync: {error.strerror}. Nothing is lost, and the next "
+        f"flush tries again: {step}"
+    )

@@ -338,8 +338,7 @@ class NameGuard:
             with self._disk.refusing(link):
                 if self._drop(path):
                     changed.add(link.parent)
-        for folder in sorted(changed):
-            self._disk.sync_names(folder)
+        self._disk.sync_names(*sorted(changed))
 
     def restore(self, folders: Sequence[Path]) -> list[Path]:
         """After a crash, restore the first names that files have lost. Return the restored paths.

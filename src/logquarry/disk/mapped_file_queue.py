@@ -378,7 +378,7 @@ class MappedFileQueue(LastFile):
             # Files that were created before they were needed begin after the old end. After a
             # truncation they would leave a gap, so delete them.
             self._allocator.discard()
-        with self._flushing, self._change:
+        with self._flushing, self._change, self._disk.finally_synced():
             bases = self.bases
             if not (bases[0] <= offset <= self.max_room if bases else offset == 0):
                 raise UsageError(f"the files start at {self.min_offset} and do not reach {offset}")

@@ -121,6 +121,12 @@ class Health(HealthReason):
             raise StoreUnavailable(self.reason or "the store was closed")
 
 
+class SyncDelayed(StoreUnavailable):
+    """A sync could not begin, because the process lacks a resource. Nothing is lost, and the next
+    flush tries again.
+    """
+
+
 class Flag:
     """A flag that any thread can set. One thread waits for the flag, and clears it.
 
@@ -184,7 +190,8 @@ def monotonic_ms() -> int:
 class Service(ABC):
     """A daemon thread that runs :meth:`run_once` at an interval, or after :meth:`wakeup`.
 
-    If the store is poisoned, the service ends. If :meth:`run_once` raises any exception other than
+    If the store is poisoned, the service ends. If :meth:`run_once` raises SyncDelayed, the service
+    runs again after the interval. If :meth:`run_once` raises any exception other than
     StoreUnavailable, the thread poisons the store and ends.
 
     Args:
@@ -202,6 +209,7 @@ class Service(ABC):
         self.is_timed = is_timed
         self._wake = Flag()
         self._is_stopping = False
+        self._is_delayed = False
         self._exited = Done()
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name=f"logquarry-{name}", daemon=True)
@@ -260,7 +268,7 @@ class Service(ABC):
                 pause = self.interval_ms
                 self._wake.take(None if pause is None else pause / 1000)
                 if not self._is_stopping:
-                    self.run_once()
+                    self._run_once()
             self.run_last()
         except StoreUnavailable as error:
             logger.error("%s ended: %s", self.name, error)
@@ -272,6 +280,17 @@ class Service(ABC):
                 self.ended()
             finally:
                 self._exited.set()
+
+    def _run_once(self) -> None:
+        try:
+            self.run_once()
+        except SyncDelayed as error:
+            # Log only the first of several failures in a row.
+            if not self._is_delayed:
+                logger.warning("%s: %s", self.name, error)
+            self._is_delayed = True
+        else:
+            self._is_delayed = False
 
     def ended(self) -> None:  # noqa: B027
         """Called in the thread when the thread ends, for any reason."""

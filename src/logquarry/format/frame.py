@@ -429,6 +429,7 @@ def is_entry_blank_reference(data: memoryview, position: int, *, left: int) -> b
 
 # -------------------------------------------------------------------------- hosts and message ids
 _HOST_PORT = struct.Struct(">i")
+_LARGEST_PORT = 65_535
 _ID_OFFSET = struct.Struct(">q")
 _MAPPED_V4 = bytes(10) + b"\xff\xff"
 
@@ -462,6 +463,17 @@ def host_bytes(text: str) -> bytes:
         return packed + _HOST_PORT.pack(int(port))
     except (ValueError, struct.error) as error:
         raise UsageError(f"not a host and port: {text!r} ({error})") from error
+
+
+def valid_host_bytes(text: str) -> bytes:
+    """Parse the host of a new message, like :func:`host_bytes`, but refuse a port above 65535 or
+    below 0. A frame has room for such a port, but Java's ``InetSocketAddress`` refuses it.
+    """
+    data = host_bytes(text)
+    port = _HOST_PORT.unpack(data[-4:])[0]
+    if not 0 <= port <= _LARGEST_PORT:
+        raise UsageError(f"not a host and port: {text!r} (ports are 0 to {_LARGEST_PORT})")
+    return data
 
 
 def encode_id(store_host: bytes, physical_offset: int) -> str:

@@ -33,6 +33,7 @@ from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, Usage
 from logquarry.format.index import IndexShape
 from logquarry.ingest import dead_letters
 from logquarry.ingest.staging import LoadPlan, Staged, by_broker
+from logquarry.log.apart import lies_in_store
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE, LOADS
 from logquarry.read.fence import Action, require
@@ -107,6 +108,18 @@ class LoadSummary:
     stores: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
+def _check_dead_letters(plan: LoadPlan) -> None:
+    if plan.dead_letters is None:
+        return
+    stores = [*map(plan.store, range(plan.brokers)), plan.loads]
+    held = (store for store in stores if lies_in_store(plan.dead_letters, store, plan.config))
+    if (store := next(held, None)) is not None:
+        raise UsageError(
+            f"deadLetterPath: {plan.dead_letters} lies in {store}, and dead letters there would "
+            "count as files of the store: give a folder outside of it"
+        )
+
+
 def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
     """Append segments to one store, unless the store already has the load; remove the segments.
 
@@ -159,6 +172,7 @@ def plan_load(plan: LoadPlan) -> LoadPlan:
             f"{root}: is a store, but {plan.brokers} brokers need a folder that contains their "
             "stores: give another folder"
         )
+    _check_dead_letters(plan)
     sizes: StoreConfig | None = None
     for broker in range(plan.brokers):
         try:

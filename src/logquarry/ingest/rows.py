@@ -21,8 +21,9 @@ import pyarrow.compute as pc
 
 from logquarry.errors import BadRow, DecompressionError, SourceNotReadable, UsageError
 from logquarry.format import java, sys_flag
+from logquarry.format import properties as props
 from logquarry.format.arrays import Bools, Int64
-from logquarry.format.frame import HOST_SIZE_V4, host_bytes
+from logquarry.format.frame import HOST_SIZE_V4, valid_host_bytes
 from logquarry.format.java import crc32
 from logquarry.log import codec
 from logquarry.log.location import path_or_url
@@ -32,6 +33,9 @@ from logquarry.write.outgoing_arrow import binary_spans
 # that layer.
 MANIFEST: Final = "_manifest.json"
 SUCCESS: Final = "_SUCCESS"
+
+WORDS: Final = {"keys": props.KEYS, "tags": props.TAGS, "uniq_key": props.UNIQ_KEY}
+"""Columns whose values are also in the properties of the message."""
 
 _PARQUET_MAGIC: Final = b"PAR1"
 
@@ -217,7 +221,7 @@ def _hosts(rows: Rows, name: str, is_v6: Bools) -> pa.Array:
 
 
 def _host_bytes(word: str, wide: bool) -> bytes:
-    data = host_bytes(word)
+    data = valid_host_bytes(word)
     if wide and len(data) == HOST_SIZE_V4:
         return _MAPPED_V4 + data
     return data

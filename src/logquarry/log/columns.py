@@ -22,7 +22,7 @@ from logquarry.format.arrays import Bools, Bytes, Int32, Int64
 from logquarry.format.sys_flag import DEFAULT_LIMIT, decompress, is_compressed
 from logquarry.log import codec, schema
 from logquarry.log.codec import Rows, Window
-from logquarry.log.columns_kernel import MS, WHOLE_PROPERTIES, KernelColumns, too_large
+from logquarry.log.columns_kernel import MOST_MS, MS, WHOLE_PROPERTIES, KernelColumns, too_large
 from logquarry.log.walk import Run
 from logquarry.stored_message import StoredMessage
 
@@ -136,9 +136,10 @@ def _reference_column(name: str, decoded: list[StoredMessage], decoding: Decodin
     else:
         values = [getattr(message, name) for message in decoded]
     if pa.types.is_timestamp(kind):
-        # A product that exceeds 64 bits wraps around, as in the kernels. So even an invalid
-        # timestamp raises no error.
-        return pa.array([java.to_long(value * MS) for value in values], pa.int64()).cast(kind)
+        # A producer can send any number as a time. As in the kernels, the column has the nearest
+        # time that it can hold.
+        near = [min(max(value, -MOST_MS), MOST_MS) * MS for value in values]
+        return pa.array(near, pa.int64()).cast(kind)
     column = pa.array(values, kind)
     if isinstance(column, pa.ChunkedArray):
         raise too_large()

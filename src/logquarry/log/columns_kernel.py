@@ -31,6 +31,10 @@ in this part.
 """
 MS: Final = 1_000
 """Microseconds in a millisecond: Arrow's timestamps have microseconds, RocketMQ's milliseconds."""
+MOST_MS: Final = java.LONG_MAX // MS
+"""The last time in milliseconds that fits into an Arrow timestamp; ``-MOST_MS`` is the first. A
+column has the nearest of these two times for a time beyond them.
+"""
 
 _FEW: Final = 256
 """Maximum number of distinct values in a small table."""
@@ -131,6 +135,7 @@ class KernelColumns:
             plan.from64,
             plan.at64,
             plan.factors,
+            java.LONG_MAX // plan.factors,
             out64,
         )
         return dict(zip(plan.narrow + plan.wide, [*out32, *out64], strict=True))

@@ -104,6 +104,11 @@ def setting(config: StoreConfig, name: str) -> str:
     return dict(config.broker_settings).get(name, "").strip()
 
 
+def configured_folders(config: StoreConfig) -> list[str]:
+    """Return the paths that the configuration gives to folders of the log."""
+    return [path for name in (*_STATED, _DLEDGER_PATH) for path in _paths(config, name)]
+
+
 def is_on(config: StoreConfig, name: str) -> bool:
     """Whether the configuration switches a broker setting on."""
     return setting(config, name).lower() == "true"

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
+from logquarry.log.apart import overlaps_store
 from logquarry.log.batches import DamageLog
-from logquarry.log.location import Stores, as_paths
+from logquarry.log.location import Stores, as_paths, find_stores
 from logquarry.spark.jobs import context_of, run_tasks
 from logquarry.spark.options import ReadOptions, parse_read_options
 from logquarry.spark.output import ExportCommit, OutputFolder
@@ -103,7 +105,7 @@ def export_parquet(
     partition_by = check_partition_columns(partition_by, columns)
     folder = OutputFolder(dest, dest_storage_options or read.storage_options)
     tasks = plan_tasks(read, min_tasks=_cores(spark))
-    check_apart(folder.location, [task.location for task in tasks])
+    check_apart(folder.location, find_stores(read.paths, read.storage_options), read.config)
     commit = ExportCommit(folder)
     commit.begin()
     try:
@@ -208,13 +210,17 @@ def _up_to_damage(tasks: Sequence[ReadTask], results: Sequence[TaskResult]) -> l
     return kept
 
 
-def check_apart(dest: str, locations: Iterable[str]) -> None:
-    """Raise UsageError if the destination is no folder, or overlaps with a store."""
+def check_apart(dest: str, locations: Iterable[str], config: StoreConfig) -> None:
+    """Raise UsageError if the destination is no folder, or overlaps with a store.
+
+    Args:
+        config: the configuration of the stores, which can name further folders of their logs.
+    """
     for path in (dest, *map(str, Path(dest).parents)):
         if os.path.isfile(path):  # noqa: PTH113 - unlike Path.is_file, it never raises an error
             raise UsageError(f"{path}: is a file: give a folder as the destination")
-    for location in set(locations):
-        if f"{dest}/".startswith(f"{location}/") or f"{location}/".startswith(f"{dest}/"):
+    for location in locations:
+        if overlaps_store(dest, location, config):
             raise UsageError(
                 f"{dest}: overlaps with the store {location}: give a folder outside of it"
             )

@@ -33,6 +33,7 @@ from logquarry.read.bulk import warn_of_unknown_topics
 from logquarry.read.log_end import LogFrontier, last_entries
 from logquarry.read.selection import ReadPlan, Selection, time_range
 from logquarry.spark.options import FORMAT, ReadOptions
+from logquarry.spark.quarantine import check_quarantine
 from logquarry.spark.stream_admission import Backlog, StreamOffset, by_bytes, by_rows
 from logquarry.spark.tasks import ReadTask, check_brokers, check_start, even_size, for_workers, lost
 
@@ -164,6 +165,7 @@ class StreamPlanner:
         """Open the stores that exist now: a glob can match more stores than at the last call."""
         options = self._options
         found = stores_by_name(options.paths, options.storage_options)
+        check_quarantine(options, found)
         return {
             broker: StoreLayout.open(location, options.config, options.storage_options)
             for broker, location in found.items()

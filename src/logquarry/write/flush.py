@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 from logquarry.config import StoreConfig
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.page_file import CheckpointFile
-from logquarry.disk.service import Clock, Health, Service, monotonic_ms
+from logquarry.disk.service import Clock, Health, Service, SyncDelayed, monotonic_ms
 from logquarry.errors import StoreUnavailable
 from logquarry.write.waits import DeadlineWatch, ThreadWait, Waiter
 
@@ -101,7 +101,14 @@ class GroupCommitService(Service):
             self._covered, self._waiting = self._waiting, []
             covered = self._covered
         # Sync even if no put waits, for the messages with WAIT=false.
-        flushed = self._queue.flush(0)
+        try:
+            flushed = self._queue.flush(0)
+        except SyncDelayed:
+            # The next sync can still cover these messages. If it comes too late for a put, the
+            # put's wait ends with FLUSH_DISK_TIMEOUT.
+            with self._change:
+                self._covered, self._waiting = [], covered + self._waiting
+            raise
         _note_synced(self._queue, self._checkpoint)
         for request in covered:
             request.resolve(flushed >= request.offset)

@@ -312,7 +312,7 @@ def _host(host: str | bytes) -> bytes:
             return host
         _reject_host(f"a host has 8 or 20 bytes, not {len(host)}")
     try:
-        return frame.host_bytes(host)
+        return frame.valid_host_bytes(host)
     except UsageError as error:
         _reject_host(str(error))
 

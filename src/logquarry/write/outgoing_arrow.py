@@ -254,7 +254,10 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
     if name in _INTEGERS:
         if name in _TIMES and pa.types.is_timestamp(kind):
             milliseconds = pa.timestamp("ms", kind.tz)
-            return cast_column(column, name, milliseconds, safe=False).cast(pa.int64())
+            # An unchecked cast cuts off microseconds. Of seconds, there is nothing to cut off, and
+            # the check finds times that exceed 64 bits as milliseconds.
+            is_checked = kind.unit == "s"
+            return cast_column(column, name, milliseconds, safe=is_checked).cast(pa.int64())
         if not pa.types.is_integer(kind):
             hint = ""
             if pa.types.is_floating(kind):

@@ -93,7 +93,13 @@ def test_batches(store: StoreWriter) -> None:
     store.wait_dispatched()
     assert [m.body for m in store.get("t", 0).messages] == [b"a", b"b"]
     assert store.stats().topics["t"].messages == 2
-    assert store.put_batch(wire=b"", message=lq.Message("t")).message_count == 0
+    empty = "the batch has no messages"
+    with pytest.raises(MessageRejected, match=empty):
+        store.put_batch(wire=b"", message=lq.Message("t"))
+    with pytest.raises(MessageRejected, match=empty):
+        store.put_batch([])
+    with pytest.raises(MessageRejected, match=empty):
+        store.put_batch_async(wire=b"", message=lq.Message("t")).result()
     with pytest.raises(UsageError):
         store.put_batch([lq.Message("t"), lq.Message("u")])
     with pytest.raises(TypeError):

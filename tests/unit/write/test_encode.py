@@ -178,6 +178,8 @@ def test_the_whole_frame_is_bounded() -> None:
         Message("t", sys_flag=sys_flag.STORE_HOST_V6, born_host="[::1]:1"),
         Message("t", born_host="nowhere"),
         Message("t", store_host="1.2.3.4"),
+        Message("t", store_host="1.2.3.4:65536"),
+        Message("t", born_host="[::1]:-1"),
         Message("t", store_host=b"1234567"),
     ],
 )

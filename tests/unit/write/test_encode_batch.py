@@ -125,8 +125,8 @@ def test_too_many_bytes() -> None:
 
 
 def test_an_empty_batch() -> None:
-    assert encode(b"").data == b"" and encode(b"").starts == ()
-    with pytest.raises(UsageError, match="an empty batch has no topic"):
+    assert rejected([]) == ("MESSAGE_ILLEGAL", "count")
+    with pytest.raises(MessageRejected, match="the batch has no messages"):
         of_messages()
 
 

@@ -335,10 +335,12 @@ def gather(
     from64: Array,
     at64: Array,
     factors: Array,
+    most: Array,
     out64: Array,
 ) -> None:
     """Copy 32-bit fields to ``out32`` (fields, n). Multiply 64-bit fields by a factor, and copy
-    them to ``out64``.
+    them to ``out64``. If the factor is not 1, a value beyond ``most`` or ``-most`` counts as this
+    bound, so that no product exceeds 64 bits.
 
     One call reads all fields, so that each frame's head is fetched from memory only once.
     """
@@ -357,7 +359,10 @@ def gather(
                 start = body
             elif from64[f] == r.FROM_STORE_TIME:
                 start = store_time
-            out64[f, i] = load_i64(start + at64[f]) * factors[f]
+            value = load_i64(start + at64[f])
+            if factors[f] != 1:
+                value = min(max(value, -most[f]), most[f]) * factors[f]
+            out64[f, i] = value
 
 
 @kernel

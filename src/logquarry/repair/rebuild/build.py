@@ -21,6 +21,7 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk, free_path
 from logquarry.disk.folders import alone_in
 from logquarry.errors import CorruptFile, UsageError
+from logquarry.log.apart import lies_in_store
 from logquarry.log.batches import ahead
 from logquarry.log.follow import Follower, follow_run
 from logquarry.log.layout import StoreLayout
@@ -308,7 +309,7 @@ COMPLETE: Final = "complete"
 
 def check_into(root: Path, target: Path, names: Iterable[str]) -> Path:
     """Return ``target``. Raises UsageError if it cannot receive the folders ``names``."""
-    if target.resolve().is_relative_to(root.resolve()):
+    if lies_in_store(target, root):
         raise UsageError(f"{target}: lies in the store; use --in-place to rebuild there")
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target}: not a folder")

@@ -26,6 +26,7 @@ from logquarry.format import properties as props
 from logquarry.format.arrays import BODY_AT, POSITION, SIZE, Bytes, Int64
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
 from logquarry.log import columns
+from logquarry.log.apart import lies_in_store
 from logquarry.log.filesystem import LocalFileSystem, below
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import absolute
@@ -61,10 +62,9 @@ _ALIGNED: Final = 4096
 
 def check_target(layout: StoreLayout, into: Path) -> None:
     """Raise UsageError if the new store's folder is not empty, or lies within the old store."""
-    if isinstance(layout.filesystem, LocalFileSystem):
-        store = Path(layout.root).resolve()
-        if store == into.resolve() or store in into.resolve().parents:
-            raise UsageError(f"{into}: lies within the damaged store: give another folder")
+    is_local = isinstance(layout.filesystem, LocalFileSystem)
+    if is_local and lies_in_store(into, layout.root, layout.config):
+        raise UsageError(f"{into}: lies within the damaged store: give another folder")
     reason = why_not_empty(into)
     if reason is not None:
         raise UsageError(reason)

@@ -96,9 +96,9 @@ class TableExport:
         """Check stores and destination without changing a file."""
         read, table = self.target.read, self.target.table
         locations = [location for location, _, _ in open_stores(read)]
-        check_apart(self.folder.location, locations)
+        check_apart(self.folder.location, locations, read.config)
         if (letters := self.target.dead_letters) is not None:
-            check_apart(letters.folder.location, locations)
+            check_apart(letters.folder.location, locations, read.config)
             _check_letters_apart(table, letters)
         state = table.look()
         if state is None:
