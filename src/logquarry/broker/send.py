@@ -40,8 +40,8 @@ from logquarry.store.consumer.retry import (
     sent_back,
 )
 from logquarry.store.transaction.checks import OpenTransaction
-from logquarry.write.put_future import PutFuture
 from logquarry.write.put_result import PutResult, PutStatus
+from logquarry.write.settling import PutFuture
 
 _CODES: Final = {
     PutStatus.PUT_OK: ResponseCode.SUCCESS,

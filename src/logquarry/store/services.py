@@ -48,8 +48,8 @@ from logquarry.store.transaction.transaction import (
     TransactionState,
     key_of,
 )
-from logquarry.write.put_future import PutFuture
 from logquarry.write.queue_table import TopicTable
+from logquarry.write.settling import PutFuture
 
 logger = logging.getLogger(__name__)
 

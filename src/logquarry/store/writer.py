@@ -1,6 +1,6 @@
 """The methods of a store that is open for writing; they call ``store_engine`` and ``services``.
 
-The code of a put is in ``SingleCalls.put``, ``PutPath.put`` and ``LogGrowth``.
+The code of a put is in ``SingleCalls.put``, ``CommitLogWriter.put`` and ``LogGrowth``.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from logquarry.store.transaction.checks import CheckReport, Listener
     from logquarry.store.transaction.transaction import Transaction, TransactionState
     from logquarry.write.dispatcher import MessageArrival
-    from logquarry.write.put_future import PutFuture
     from logquarry.write.put_many import ArrowStream, PutManyResult
     from logquarry.write.queue_table import TopicTable
+    from logquarry.write.settling import PutFuture
 
 
 DEFAULT_PRODUCER_GROUP: Final = "logquarry"
