@@ -32,7 +32,7 @@ from logquarry.format import properties as props
 from logquarry.format.broker_json import TopicConfig
 from logquarry.message import Message
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
-from logquarry.store.consumer.retry import (
+from logquarry.store.consumer.group import (
     DEAD_PREFIX,
     MAX_RECONSUME_TIMES,
     RETRY_PREFIX,
