@@ -32,8 +32,8 @@ from typing import Any
 
 import logquarry as lq
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
-from logquarry.write.put_future import PutFuture
 from logquarry.write.put_result import PutResult, PutStatus
+from logquarry.write.settling import PutFuture
 
 ORACLE = Path(__file__).parents[1] / "oracle" / "run"
 _WAITERS = 64

@@ -63,9 +63,9 @@ if TYPE_CHECKING:
     from logquarry.store.transaction.transaction import Transaction, TransactionState
     from logquarry.stored_message import StoredMessage
     from logquarry.write.dispatcher import MessageArrival
-    from logquarry.write.put_future import PutFuture
     from logquarry.write.put_many import PutManyResult
     from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
+    from logquarry.write.settling import PutFuture
 
 __version__ = "0.1.0"
 
@@ -134,7 +134,7 @@ _HOMES = {
     "OffsetEstimate": "logquarry.store.consumer.offsets",
     "OpenTransaction": "logquarry.store.transaction.checks",
     "PreparedTransaction": "logquarry.dialect31.prepared",
-    "PutFuture": "logquarry.write.put_future",
+    "PutFuture": "logquarry.write.settling",
     "PutManyResult": "logquarry.write.put_many",
     "PutResult": "logquarry.write.put_result",
     "PutStatus": "logquarry.write.put_result",

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from logquarry.errors import StoreUnavailable, UsageError
-from logquarry.store.call_counts import SIZES
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.store.schedule.delivery import DELAYS_S
+from logquarry.store.single_calls import SIZES
 from logquarry.store.state import StoreState
 from logquarry.store.stats import StoreStats
 

@@ -17,10 +17,11 @@ from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
 from logquarry.testing.clock import FakeClock
 from logquarry.write.commit_log_writer import CommitLogWriter
-from logquarry.write.dispatcher import Dispatcher, QueueWriters
+from logquarry.write.dispatcher import Dispatcher
 from logquarry.write.frame_append import Settle
 from logquarry.write.index_writer import IndexWriter
 from logquarry.write.put_result import PutResult
+from logquarry.write.queue_table import QueueTable
 
 Input = Mapping[str, Any]
 
@@ -90,17 +91,11 @@ class OurLog:
 
     def dispatch(self) -> None:
         """Fill queues and index with all that is in the log."""
-        queue_size = self.config.queue_file_size
         shape = self.config.index_shape
-        assert queue_size is not None and shape is not None
-        queues = self.root / "consumequeue"
+        assert shape is not None
         dispatcher = Dispatcher(
             self.files,
-            QueueWriters(
-                lambda topic, queue_id: MappedFileQueue(
-                    self.disk, queues / topic / str(queue_id), queue_size
-                )
-            ).get,
+            QueueTable(self.disk, self.root, self.config, {}, self.files).writer,
             IndexWriter(self.disk, self.root / "index", shape, clock=self.clock).put,
             self.config,
             start=0,

@@ -21,8 +21,8 @@ from logquarry.format.index import HEADER
 from logquarry.log.layout import StoreLayout
 from logquarry.message import Message
 from logquarry.repair.rebuild.rebuild import rebuild
-from logquarry.store.half_messages import transactions
 from logquarry.store.message_store import MessageStore, StoreWriter
+from logquarry.store.state import transactions
 from logquarry.testing.clock import FakeClock
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.replay import Input

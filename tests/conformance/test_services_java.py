@@ -13,7 +13,7 @@ import pytest
 import logquarry as lq
 from logquarry.format import broker_json, frame
 from logquarry.format.properties import SCHEDULE_TOPIC
-from logquarry.store.half_messages import transactions
+from logquarry.store.state import transactions
 from logquarry.store.transaction.half import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
 from tests.conformance.oracle import broker, require_oracle
 

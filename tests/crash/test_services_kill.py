@@ -16,8 +16,8 @@ import pytest
 import logquarry as lq
 from logquarry.format import broker_json
 from logquarry.repair.verification import verify_store
-from logquarry.store.half_messages import transactions
 from logquarry.store.message_store import StoreWriter
+from logquarry.store.state import transactions
 from tests.crash.ladder import IS_BY_HAND, count, seeds, told
 from tests.crash.services_writer import (
     DELAYED,

@@ -19,8 +19,8 @@ from logquarry.testing.clock import FakeClock
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
 from logquarry.testing.model_store import Mark, ModelStore, Put
-from logquarry.write.put_future import PutFuture
 from logquarry.write.put_result import PutResult, PutStatus
+from logquarry.write.settling import PutFuture
 
 STORE: Final = "store"
 START: Final = 1_700_000_000_000

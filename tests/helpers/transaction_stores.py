@@ -9,8 +9,8 @@ from typing import Any
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.message import Message
-from logquarry.store.half_messages import transactions
 from logquarry.store.message_store import StoreWriter
+from logquarry.store.state import transactions
 from logquarry.store.transaction.checks import OpenTransaction
 from logquarry.testing.clock import FakeClock
 from tests.helpers.small_store import config as small_config

@@ -20,7 +20,7 @@ from logquarry.errors import LogquarryError
 from logquarry.format import batch
 from logquarry.format.batch import BatchItem
 from logquarry.message import DEFAULT_BORN_HOST, Message
-from logquarry.write import put_path
+from logquarry.write import commit_log_writer
 from tests.property.test_put_many_twins import Log, fields, hosts, ints, maps, strings, text
 
 SECONDS = 60
@@ -211,7 +211,7 @@ def test_the_log_is_left_open_after_a_refusal(tmp_path: Any) -> None:
 @pytest.mark.skipif(not compiled.is_compiled(), reason="the modules are not compiled")
 def test_interpreted() -> None:
     """This file's other tests, and those of the writer, pass with the modules interpreted."""
-    assert not str(put_path.__file__).endswith(".py")
+    assert not str(commit_log_writer.__file__).endswith(".py")
     tests = ["tests/property/test_put_path_twins.py", "tests/unit/write/test_append.py"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],

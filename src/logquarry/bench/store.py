@@ -38,8 +38,8 @@ from logquarry.format import batch
 from logquarry.format.batch import BatchItem
 from logquarry.message import Message
 from logquarry.store.message_store import MessageStore, StoreWriter
-from logquarry.write.put_future import PutFuture
 from logquarry.write.put_result import PutStatus
+from logquarry.write.settling import PutFuture
 
 BORN_HOST: Final = "127.0.0.1:40000"
 FIRST_BORN: Final = 1_700_000_000_000

@@ -23,7 +23,7 @@ from logquarry.errors import UsageError, WrongType
 from logquarry.format import timer
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode, parse_body
-from logquarry.store.consumer.retry import DEAD_PREFIX, RETRY_PREFIX
+from logquarry.store.consumer.group import DEAD_PREFIX, RETRY_PREFIX
 
 _SIGNATURE: Final = "Signature"
 _ACCESS_KEY: Final = "AccessKey"

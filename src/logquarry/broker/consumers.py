@@ -20,7 +20,7 @@ from logquarry.format import broker_json
 from logquarry.format.broker_json import TopicConfig
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode, parse_body
 from logquarry.read.get_message import TransferLimits
-from logquarry.store.consumer.retry import retry_topic
+from logquarry.store.consumer.group import retry_topic
 
 _MOST_LOCKS: Final = 100_000
 _LONGEST_NAMES: Final = 512

@@ -28,7 +28,7 @@ from logquarry.format import java
 from logquarry.format.properties import parse_tags
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.read.get_message import GetMessageStatus, GetResult, frames_of, may_match
-from logquarry.store.consumer.retry import RETRY_PREFIX
+from logquarry.store.consumer.group import RETRY_PREFIX
 from logquarry.store.consumer.sql_filter import SqlFilter
 from logquarry.write.dispatcher import MessageArrival
 

@@ -32,7 +32,7 @@ from logquarry.format import properties as props
 from logquarry.format.broker_json import TopicConfig
 from logquarry.message import Message
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
-from logquarry.store.consumer.retry import (
+from logquarry.store.consumer.group import (
     DEAD_PREFIX,
     MAX_RECONSUME_TIMES,
     RETRY_PREFIX,
@@ -40,8 +40,8 @@ from logquarry.store.consumer.retry import (
     sent_back,
 )
 from logquarry.store.transaction.checks import OpenTransaction
-from logquarry.write.put_future import PutFuture
 from logquarry.write.put_result import PutResult, PutStatus
+from logquarry.write.settling import PutFuture
 
 _CODES: Final = {
     PutStatus.PUT_OK: ResponseCode.SUCCESS,

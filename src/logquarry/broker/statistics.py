@@ -155,7 +155,9 @@ _PUT_TIMES: Final = (
     *("<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s"),
     *("1~2s", "2~3s", "3~4s", "4~5s", "5~10s", "10s~"),
 )
-"""The names in RocketMQ's answer for the classes of :data:`logquarry.store.call_counts.BUCKETS`."""
+"""The names in RocketMQ's answer for the classes of
+:data:`logquarry.store.single_calls.BUCKETS`.
+"""
 _MOST_INT: Final = (1 << 31) - 1
 _TIMER: Final = (
     *("timerReadBehind", "timerOffsetBehind", "timerCongestNum"),

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from logquarry.format.checkpoint import Checkpoint
     from logquarry.log.layout import StoreLayout
     from logquarry.repair.findings import VerifyReport
-    from logquarry.store.half_messages import Transactions
     from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import Overview, TopicOverview
+    from logquarry.store.state import Transactions
 
 _QUEUE_MEMBERS: Final = ("queue_id", "min_offset", "max_offset", "messages", "bytes")
 
@@ -80,7 +80,7 @@ def info(
             found = overview(opened, exact=exact, progress=progress)
         halves = None
         if transactions:
-            from logquarry.store.half_messages import transactions as read_transactions
+            from logquarry.store.state import transactions as read_transactions
 
             halves = read_transactions(opened)
         document = _document(opened, found, halves)

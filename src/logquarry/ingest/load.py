@@ -31,7 +31,6 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.folders import StoreLock
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format.index import IndexShape
-from logquarry.ingest import dead_letters
 from logquarry.ingest.staging import LoadPlan, Staged, by_broker
 from logquarry.log.apart import lies_in_store
 from logquarry.log.layout import StoreLayout
@@ -42,6 +41,8 @@ from logquarry.store.load.ledger import (
     LOADS_PLACES,
     Ledger,
     LoadId,
+    forget_letters,
+    place_letters,
     read_document,
     remove_staged,
     write_document,
@@ -251,7 +252,7 @@ def discard_load(plan: LoadPlan, load: LoadId, tasks: Sequence[Staged]) -> None:
         if plan.dead_letters is not None:
             letters = [task.dead_letters for task in tasks if task.dead_letters is not None]
             folder = Path(plan.dead_letters)
-            dead_letters.forget_staged(folder, load, letters if load.is_named else None)
+            forget_letters(folder, load, letters if load.is_named else None)
 
 
 def _began(plan: LoadPlan, load: LoadId, disk: Disk) -> bool:
@@ -328,12 +329,12 @@ class _Commit:
         names = [task.dead_letters for task in tasks if task.dead_letters is not None]
         if names or folder.is_dir():
             self.disk.make_folders(folder)
-            dead_letters.put_in_place(folder, self.load, names, self.disk)
+            place_letters(folder, self.load, names, self.disk)
 
     def _forget(self) -> None:
         remove_staged(self.plan.loads, self.load)
         if self.plan.dead_letters is not None:
-            dead_letters.forget_staged(Path(self.plan.dead_letters), self.load)
+            forget_letters(Path(self.plan.dead_letters), self.load)
 
 
 class _Decision:

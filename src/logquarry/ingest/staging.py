@@ -29,11 +29,10 @@ from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import frame, java
 from logquarry.format import put_frames as r
 from logquarry.format.arrays import Bytes, Int64
-from logquarry.ingest.dead_letters import DeadLetters
 from logquarry.log import codec
 from logquarry.log.store_files import LOADS
 from logquarry.message import Message
-from logquarry.store.load.ledger import LoadId
+from logquarry.store.load.ledger import DeadLetters, LoadId
 from logquarry.store.load.segment import ENDING, Segment, SegmentWriter
 from logquarry.units import Clock, now_ms
 from logquarry.write import outgoing_arrow

@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from logquarry import arguments
 from logquarry.disk.config_file import ConfigTables
@@ -23,7 +23,7 @@ from logquarry.errors import LogquarryError, ProtocolViolation, StoreError, Usag
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader, encode
 from logquarry.protocol.remoting_codes import ResponseCode
 from logquarry.replication.config_server import REQUESTS
-from logquarry.replication.wire import Surroundings, address_text, require_peer
+from logquarry.replication.wire import Surroundings, Worker, address_text, require_peer
 from logquarry.store.message_store import StoreWriter
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ def sync_config(
     return ConfigSync(store, host, port, options=options).sync()
 
 
-class ConfigSync:
+class ConfigSync(Worker):
     """Copies the tables of a master's ``config/`` into a slave's store, at an interval.
 
     A thread makes the copies. Start it with :meth:`start` or a ``with`` block; it then makes the
@@ -174,14 +174,12 @@ class ConfigSync:
         self._is_closing = False
         self._wake = Flag()
         self.error: LogquarryError | None = None
-        self._thread = threading.Thread(target=self._run, name="logquarry-config-sync", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._run, name="logquarry-config-sync", daemon=True)
+        ]
         abandon_in_children(self)
 
     # -------------------------------------------------------------------------------------- life
-    def start(self) -> None:
-        """Start the thread that copies."""
-        self._thread.start()
-
     def close(self) -> None:
         """Stop copying. A second call does nothing."""
         self._is_closing = True
@@ -191,16 +189,10 @@ class ConfigSync:
             # End the connection: the thread may be waiting for an answer over it.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        if self._thread.ident is not None:
-            self._thread.join(_END_SECONDS)
+        (thread,) = self._threads
+        if thread.ident is not None:
+            thread.join(_END_SECONDS)
         stays(self)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def abandon_in_child(self) -> None:
         """Close the socket in a forked child; see :mod:`logquarry.disk.service`."""

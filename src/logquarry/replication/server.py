@@ -16,15 +16,15 @@ import socket
 import ssl
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Generic, Self, TypeVar
+from typing import Final, Generic, TypeVar
 
 from logquarry import arguments
 from logquarry.disk.service import abandon_in_children, stays
 from logquarry.errors import LogquarryError, ReplicationError, UsageError
-from logquarry.replication.wire import Surroundings, Waits, Wire, address_text, drive
+from logquarry.replication.wire import Surroundings, Waits, Wire, Worker, address_text, drive
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class Peer:
 P = TypeVar("P", bound=Peer)
 
 
-class Server(ABC, Generic[P]):
+class Server(Worker, Generic[P]):
     """A server with one thread. The constructor opens the port; :meth:`start` or a ``with`` block
     starts the thread.
 
@@ -154,38 +154,22 @@ class Server(ABC, Generic[P]):
         self._peers: list[P] = []
         self._buffer = memoryview(bytearray(read_size))
         self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name=thread, daemon=True)
+        self._threads = [threading.Thread(target=self._run, name=thread, daemon=True)]
         abandon_in_children(self)
 
     # -------------------------------------------------------------------------------------- life
-    def start(self) -> None:
-        """Start the thread that serves peers."""
-        try:
-            self._thread.start()
-        except RuntimeError:
-            # The system allows no more threads. Close here, because ``with`` does not call __exit__
-            # if __enter__ raises.
-            self.close()
-            raise
-
     def close(self) -> None:
         """End all connections and the thread, and stop listening. A second call does nothing."""
         self._is_closing = True
         self._wake.force()
-        if self._thread.ident is not None:
-            self._thread.join(_END_SECONDS)
-            if self._thread.is_alive():
+        (thread,) = self._threads
+        if thread.ident is not None:
+            thread.join(_END_SECONDS)
+            if thread.is_alive():
                 logger.warning("%s has not ended in %s s", self._name, _END_SECONDS)
         else:
             self._end()
         stays(self)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def abandon_in_child(self) -> None:
         """Close the sockets in a forked child; see :mod:`logquarry.disk.service`."""

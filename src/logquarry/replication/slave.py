@@ -15,7 +15,7 @@ import ssl
 import threading
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from logquarry import arguments
 from logquarry.disk.service import Done, Flag, abandon_in_children, stays
@@ -35,6 +35,7 @@ from logquarry.replication.wire import (
     Surroundings,
     Waits,
     Wire,
+    Worker,
     address_text,
     drive,
     require_peer,
@@ -129,7 +130,7 @@ class SlaveStatus(NamedTuple):
     failures: int
 
 
-class HaSlave:
+class HaSlave(Worker):
     """Copies a master's log into a store, as RocketMQ's ``HAClient`` does.
 
     Call :meth:`start` or use a ``with`` block to start the slave. Close the slave before you close
@@ -196,17 +197,6 @@ class HaSlave:
         abandon_in_children(self)
 
     # -------------------------------------------------------------------------------------- life
-    def start(self) -> None:
-        """Start the threads."""
-        try:
-            for thread in self._threads:
-                thread.start()
-        except RuntimeError:
-            # The system allows no more threads. Close here, because ``with`` does not call __exit__
-            # if __enter__ raises.
-            self.close()
-            raise
-
     def close(self) -> None:
         """End the connection and the threads. A second call does nothing."""
         self._is_closing = True
@@ -220,13 +210,6 @@ class HaSlave:
             self._ended.set()
         self._wake.close()
         stays(self)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def abandon_in_child(self) -> None:
         """Close the socket in a forked child; see :mod:`logquarry.disk.service`."""

@@ -12,10 +12,11 @@ import selectors
 import socket
 import ssl
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, Self
 
 from logquarry import arguments
 from logquarry.disk.service import monotonic_ms
@@ -113,6 +114,34 @@ def require_address(host: object, port: object, options: object, kind: type) -> 
     arguments.port(port)
     if options is not None:
         arguments.instance(options, "options", kind, kind.__name__)
+
+
+class Worker(ABC):
+    """An object with threads of its own. :meth:`start` or a ``with`` block starts the threads."""
+
+    _threads: Sequence[threading.Thread]
+
+    def start(self) -> None:
+        """Start the threads."""
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError:
+            # The system allows no more threads. Close here, because ``with`` does not call __exit__
+            # if __enter__ raises.
+            self.close()
+            raise
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the threads. A second call does nothing."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Surroundings:

@@ -385,7 +385,7 @@ class LiveStore(StoreReads, SingleCalls):
         engine, layout = self._engine, self._new_layout()
         found: list[Queue | None] = []
         for key in self.queues():
-            if key in engine.queues.writers or engine.files.keeps_tails:
+            if engine.queues.has_writer(key) or engine.files.keeps_tails:
                 found.append(self.queue(*key))
             else:
                 found.append(self._unopened_queue(*key, layout))

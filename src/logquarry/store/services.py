@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
 from logquarry import arguments
 from logquarry.dialect31.prepared import CheckService, PreparedTransactions
 from logquarry.disk.config_file import (
-    SUBSCRIPTION_GROUPS,
-    ConfigFile,
     ConfigTables,
     ConsumerOffsets,
-    config_file,
 )
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Service
-from logquarry.errors import MessageRejected, StoreUnavailable, UsageError
+from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.format import frame
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
@@ -35,11 +32,11 @@ from logquarry.message import Message, require_message
 from logquarry.read import timers
 from logquarry.repair.audit.timer_files import timer_log_file_size
 from logquarry.store.reader import LiveStore
-from logquarry.store.schedule.delivery import DelayedDelivery, Delays, DeliveryService, Put
+from logquarry.store.schedule.delivery import DelayedDelivery, Delays, DeliveryService
 from logquarry.store.schedule.progress import DelayProgress
 from logquarry.store.schedule.timers import TimerDelivery
 from logquarry.store.store_engine import StoreEngine
-from logquarry.store.transaction.checks import CheckReport, CheckRules, Listener, TransactionChecks
+from logquarry.store.transaction.checks import CheckReport, Listener, TransactionChecks
 from logquarry.store.transaction.half import HALF_TOPIC, half_message
 from logquarry.store.transaction.transaction import (
     Transaction,
@@ -48,8 +45,7 @@ from logquarry.store.transaction.transaction import (
     TransactionState,
     key_of,
 )
-from logquarry.write.put_future import PutFuture
-from logquarry.write.queue_table import TopicTable
+from logquarry.write.settling import PutFuture
 
 logger = logging.getLogger(__name__)
 
@@ -114,18 +110,11 @@ class Services:
         engine = self._engine
         progress = DelayProgress(engine.disk, engine.root, engine.sync_log)
         levels = engine.config.delay_levels_ms
-        delivery = DelayedDelivery(self._log, self._deliver, levels, progress)
+        delivery = DelayedDelivery(self._log, self._store._append_many, levels, progress)
         # The delivery may have searched the log to find its progress. Save the progress now, so
         # that the next opening need not search again.
         delivery.save()
         return delivery
-
-    def _deliver(self, messages: Sequence[Message]) -> Put:
-        try:
-            return Put(self._store._append_many(messages).message_count, None)
-        except (StoreUnavailable, MessageRejected) as error:
-            appended = error.appended
-            return Put(0 if appended is None else appended.message_count, error)
 
     @property
     def timers(self) -> TimerDelivery:
@@ -139,7 +128,7 @@ class Services:
         check = timers.check_or_none(layout)
         return TimerDelivery(
             self._log,
-            self._deliver,
+            self._store._append_many,
             *(engine.disk, engine.root, engine.sync_log, timers.known_by(layout, check)),
             precision_ms=timers.precision(layout, check.read_time),
             file_size=timer_log_file_size(layout),
@@ -187,18 +176,14 @@ class Services:
     @property
     def checks(self) -> TransactionChecks:
         """The object that checks the transactions that are still open."""
-        store, config = self._store, self._engine.config
+        store = self._store
         return self._once(
             TransactionChecks,
             self._log,
             store._append,
             self.transactions,
             self.consumer_offsets,
-            rules=CheckRules(
-                timeout_ms=config.transaction_time_out,
-                most_checks=config.transaction_check_max,
-                kept_hours=config.file_reserved_time,
-            ),
+            config=self._engine.config,
             sync_log=self._engine.sync_log,
             broker=store.broker,
         )
@@ -275,20 +260,6 @@ class Services:
             if key_of(half) in transactions.ended:
                 return None
             return transactions.end_half(half, state)
-
-    @property
-    def topic_table(self) -> TopicTable:
-        """The table of topics in ``config/topics.json``."""
-        topics = self._engine.files.topics
-        if topics is None:
-            raise UsageError(f"{self._engine.root}: a slave gets its topics from its master")
-        return topics
-
-    @property
-    def subscription_groups(self) -> ConfigFile[dict[str, Any]]:
-        """The table of consumer groups in ``config/subscriptionGroup.json``."""
-        engine = self._engine
-        return config_file(engine.disk, engine.root, SUBSCRIPTION_GROUPS)
 
     # ------------------------------------------------------------- transactions of dialect 3.1
     @property

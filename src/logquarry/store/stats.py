@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from logquarry.store.call_counts import BUCKETS, SIZES, CallCounter, CallCounts
 from logquarry.store.schedule.delivery import Delays
+from logquarry.store.single_calls import BUCKETS, SIZES, CallCounter, CallCounts
 from logquarry.store.state import StoreState, TopicStats
 from logquarry.text import document
 from logquarry.write.put_many import PutManyResult

@@ -20,6 +20,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -168,11 +169,6 @@ class StoreEngine:
                 service.start()
                 undo.callback(service.stop, _PATIENCE_SECONDS)
             undo.pop_all()
-        self.loads = Loads(
-            *(disk, root, self.log, self.writer, self.flush),
-            grown=self.growth.wake_all,
-            counted=self.recorder.loaded,
-        )
         if pending is not None:
             try:
                 self.loads.finish(pending)
@@ -227,21 +223,18 @@ class StoreEngine:
         files = self.files
         return Dispatcher(
             self.log,
-            self.queues.writers.get,
+            self.queues.writer,
             None if files.index is None else files.index.writer.put,
             self.config,
             start=start,
-            arrived=self._arrived,
-            grown=self._grown,
+            dispatched=self._dispatched,
             follow=None if files.transactions is None else files.transactions.follow,
         )
 
-    def _arrived(self, requests: DispatchRequests) -> None:
+    def _dispatched(self, requests: DispatchRequests, groups: Groups) -> None:
         self._dispatched_timestamp = int(np.max(requests.store_timestamp))
         if self.files.index is not None:
             self.files.index.guard()
-
-    def _grown(self, requests: DispatchRequests, groups: Groups) -> None:
         if self.files.topics is not None:
             self.files.topics.note(groups.keys())
         self.listeners.tell(requests, groups)
@@ -342,9 +335,8 @@ class StoreEngine:
         return AppendRules31(scratch, lambda: table.next_number)
 
     def _make_retention(self) -> LiveRetention:
-        config, root = self.config, self.root
         retention = LiveRetention(
-            *(self.disk, root, lambda: StoreLayout.open(root, config)),
+            *(self.disk, self.root, self.config),
             log=self.log,
             queues=self.queues,
             index=self.files.index,
@@ -353,13 +345,20 @@ class StoreEngine:
             dispatched=lambda: self.dispatcher.offset,
             clock=self.clock,
         )
-        if config.clean_expired_files:
-            self._services.append(
-                RetentionService(retention, config, root, self.health, clock=self.clock)
-            )
+        if self.config.clean_expired_files:
+            self._services.append(RetentionService(retention))
         return retention
 
     # ---------------------------------------------------------------------------------- at work
+    @cached_property
+    def loads(self) -> Loads:
+        """The object that appends staged segments to the log."""
+        return Loads(
+            *(self.disk, self.root, self.log, self.writer, self.flush),
+            grown=self.growth.wake_all,
+            counted=self.recorder.loaded,
+        )
+
     def wait_dispatched(self, offset: int | None, timeout: float | None) -> bool:
         """See :meth:`logquarry.store.writer.BaseWriter.wait_dispatched`."""
         if offset is None:

@@ -1,13 +1,12 @@
 """The methods of a store that is open for writing; they call ``store_engine`` and ``services``.
 
-The code of a put is in ``SingleCalls.put``, ``PutPath.put`` and ``LogGrowth``.
+The code of a put is in ``SingleCalls.put``, ``CommitLogWriter.put`` and ``LogGrowth``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -43,18 +42,15 @@ if TYPE_CHECKING:
     from logquarry.store.transaction.checks import CheckReport, Listener
     from logquarry.store.transaction.transaction import Transaction, TransactionState
     from logquarry.write.dispatcher import MessageArrival
-    from logquarry.write.put_future import PutFuture
     from logquarry.write.put_many import ArrowStream, PutManyResult
     from logquarry.write.queue_table import TopicTable
+    from logquarry.write.settling import PutFuture
 
 
 DEFAULT_PRODUCER_GROUP: Final = "logquarry"
 """The producer group of a transaction if neither the caller nor the message names one."""
 
-
 # Readers also import this module, so modules that only writers need are imported in functions.
-
-_monotonic = time.monotonic
 
 
 class BaseWriter(LiveStore):
@@ -299,10 +295,8 @@ class BaseWriter(LiveStore):
         # Readers also import this module, but do not need these rules.
         from logquarry.store.retention.rules import require_rules
 
-        rules = require_rules(rules)
-        apply = arguments.flag(apply, "apply")
-        retention = self._engine.retention
-        return retention.run(rules) if apply else retention.plan(rules)
+        rules, retention = require_rules(rules), self._engine.retention
+        return retention.run(rules) if arguments.flag(apply, "apply") else retention.plan(rules)
 
     def start_delivery(self) -> None:
         """Deliver delayed messages from now on, as a broker does, until the store is closed.
@@ -401,7 +395,11 @@ class BaseWriter(LiveStore):
         Raises:
             UsageError: if the store is a slave's, because a slave copies this file from its master.
         """
-        return self._open_services.topic_table
+        self._require_open()
+        topics = self._engine.files.topics
+        if topics is None:
+            raise UsageError(f"{self._engine.root}: a slave gets its topics from its master")
+        return topics
 
     @property
     def consumer_offsets(self) -> ConsumerOffsets:
@@ -411,7 +409,10 @@ class BaseWriter(LiveStore):
     @property
     def subscription_groups(self) -> ConfigFile[dict[str, Any]]:
         """``config/subscriptionGroup.json``. Each access makes an object, so keep the first one."""
-        return self._open_services.subscription_groups
+        self._require_open()
+        from logquarry.disk.config_file import SUBSCRIPTION_GROUPS, config_file
+
+        return config_file(self._engine.disk, self._engine.root, SUBSCRIPTION_GROUPS)
 
     def check_transactions(self, listener: Listener) -> CheckReport:
         """Ask a function about each open transaction that is older than ``transaction_time_out``.
@@ -487,11 +488,8 @@ class BaseWriter(LiveStore):
         flush = max(0, end - log.flushed_offset)
         state: StoreState | None = None
         with contextlib.suppress(StoreUnavailable):
-            state = self._state.read(
-                self._writer.clock,
-                queues=self._queues_for_state(),
-                behind=(dispatch, flush),
-            )
+            queues = self._queues_for_state()
+            state = self._state.read(self._writer.clock, queues=queues, behind=(dispatch, flush))
         return self._recorder.snapshot(
             dispatch_behind=dispatch,
             flush_behind=flush,

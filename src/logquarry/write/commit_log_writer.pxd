@@ -1,13 +1,27 @@
 cimport cython
 
 from logquarry.write.frame_append cimport FrameHead, Item, Topic, item_pointer, load16, load32
-from logquarry.write.put_path cimport PutPath, is_written_as_given
+from logquarry.write.log_appender cimport LogAppender
 
+cdef int _NAME_SIZE, _HELD
 cdef int _WIRE_FLAG_AT, _WIRE_BODY_LENGTH_AT, _WIRE_HEAD, _WIRE_FIXED, _AT_FIRST
 cdef double _SLOW_MS
+cdef object _Message
 
-cdef class CommitLogWriter(PutPath):
+cdef bint is_written_as_given(object text, object tags, object keys, object properties) except -1
+cdef object properties_text(object message)
+
+@cython.final
+cdef class CommitLogWriter(LogAppender):
     cdef dict __dict__  # so that a test can replace a method of one writer
+    cpdef object put(self, message)
+    cpdef append_message(self, message)
+    cdef object put_common(self, message)
+    @cython.locals(fields=tuple, topic=Topic, head=FrameHead, item=Item, held=double)
+    cdef object _put_one(self, message)
+    cdef int _fill(
+        self, Item *item, bytes body, object tags, object keys, object text, object flag
+    ) except -1
     @cython.locals(
         held=tuple, fields=tuple, head=FrameHead, found=Topic, items="Item *",
         count=Py_ssize_t, reconsumed=int

@@ -3,7 +3,9 @@ from libc.stdint cimport int64_t
 
 from logquarry.disk.file_place cimport FilePlace
 from logquarry.write.frame_append cimport FrameHead, Item, measured, store64, write_frame
-from logquarry.write.put_path cimport PutPath, is_written_as_given, properties_text
+from logquarry.write.commit_log_writer cimport (
+    CommitLogWriter, is_written_as_given, properties_text
+)
 
 cdef enum:
     _QUEUES = 32
@@ -36,7 +38,7 @@ cdef class TopicQueues:
     cdef int first[_QUEUES]
 
 cdef class CommonFrames:
-    cdef PutPath _path
+    cdef CommitLogWriter _writer
     cdef readonly Py_ssize_t count
     cdef readonly dict odd
     cdef readonly dict topics
@@ -50,7 +52,7 @@ cdef class CommonFrames:
     cdef long long _run
 
     @cython.locals(
-        path=PutPath, head=FrameHead, found=FrameHead, host=int, number=Py_ssize_t, row="Row *",
+        writer=CommitLogWriter, head=FrameHead, found=FrameHead, host=int, number=Py_ssize_t, row="Row *",
         topic=TopicQueues, fields=tuple, item=Item, size="long long", is_odd=bint
     )
     cpdef take(self, messages, field)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from logquarry.disk.mapped_file import MappedFile
     from logquarry.format.arrays import Int64
     from logquarry.read.log_queues import QueueKey
-    from logquarry.write.put_path import PutPath
+    from logquarry.write.commit_log_writer import CommitLogWriter
 
 try:
     import cython
@@ -82,8 +82,8 @@ class CommonFrames:
     _queue_room: int
     _run: int
 
-    def __init__(self, path: PutPath) -> None:
-        self._path = path
+    def __init__(self, writer: CommitLogWriter) -> None:
+        self._writer = writer
         self.count = 0
         self.odd: dict[int, Message] = {}
         self.topics: dict[str, TopicQueues] = {}
@@ -100,7 +100,7 @@ class CommonFrames:
         """Check messages, and make the frames of the common messages. Raises WrongType for an
         object that is not a message.
         """
-        path = self._path
+        writer = self._writer
         now = None
         head = None
         host = 0
@@ -145,10 +145,10 @@ class CommonFrames:
                     continue
             store_host = fields[14]
             try:
-                found = path.head_of(
-                    fields[13], path._store_host if store_host is None else store_host, fields[10]
+                found = writer.head_of(
+                    fields[13], writer._store_host if store_host is None else store_host, fields[10]
                 )
-                path._fill(cython.address(item), body, fields[3], fields[4], text, fields[9])
+                writer._fill(cython.address(item), body, fields[3], fields[4], text, fields[9])
                 item.queue_id = fields[2]
                 item.reconsumed = fields[15]
                 item.prepared = fields[16]
@@ -156,7 +156,7 @@ class CommonFrames:
                     item.born = fields[12]
                 else:
                     if now is None:
-                        now = path.clock()
+                        now = writer.clock()
                     item.born = now
             except (OverflowError, UnicodeEncodeError, LogquarryError):
                 # The message is odd: the encoder of single puts raises an error, or replaces a lone
@@ -167,7 +167,7 @@ class CommonFrames:
                 head = found
                 host = self.hosts.setdefault(head.store_bytes, len(self.hosts))
             size = measured(cython.address(item), head, topic.data)
-            if item.properties_length > _LONGEST or size > path._largest:
+            if item.properties_length > _LONGEST or size > writer._largest:
                 self.odd[number] = given
                 continue
             row.size = size
@@ -182,7 +182,7 @@ class CommonFrames:
 
     def _new_topic(self, name: str) -> TopicQueues:
         try:
-            data = self._path.topic_of(name).data
+            data = self._writer.topic_of(name).data
         except LogquarryError:
             # The topic is invalid. The encoder of single puts raises the error.
             data = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from logquarry.config import StoreConfig
@@ -19,16 +19,14 @@ from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Flag, Health, Refusal, RunningFlags, Service
 from logquarry.errors import CorruptFrame, StoreError, StoreUnavailable, UsageError
-from logquarry.format import frame, java
+from logquarry.format import frame
 from logquarry.format.arrays import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL, Int64
 from logquarry.format.frame import DamageKind
 from logquarry.log import codec
 from logquarry.log.codec import Window
 from logquarry.log.follow import DispatchRequests, Followed, Follower
-from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE
 from logquarry.read.log_queues import QueueKey
 from logquarry.write import index_writer, queue_writer
-from logquarry.write.message_rules import LONGEST_NAME, name_fault
 
 logger = logging.getLogger(__name__)
 
@@ -101,92 +99,19 @@ class ArrivalListeners:
 Groups = Mapping[QueueKey, queue_writer.QueuePart]
 WriterOf = Callable[[QueueKey], queue_writer.ConsumeQueueWriter | None]
 PutKeys = Callable[[Int64, Int64, Int64, Int64], None]
-Arrived = Callable[[DispatchRequests], None]
-Grown = Callable[[DispatchRequests, Groups], None]
+Dispatched = Callable[[DispatchRequests, Groups], None]
 
 _MOST_CODES: Final = 1_024
 _MOST_BYTES: Final = 8 << 20
 RUN_SPAN: Final = 2 * _MOST_BYTES
 """Maximum bytes of the frames that the dispatcher reads at once."""
 _INTERVAL_MS: Final = 1_000
-_ANY_SAFE_NAME: Final = "store"
 _PAUSES: Final = 0.001, 0.02
 """Minimum and maximum seconds of the pause between two runs. With a pause, each run has more
 frames.
 """
 _PAUSE_SHARE: Final = 4
 """A pause takes this many times as long as the last run. In the pause, puts get processor time."""
-
-
-def queue_name_fault(topic: str) -> str | None:
-    """Return why a topic is not permitted as a folder name; None if the topic is permitted."""
-    return name_fault(topic, _ANY_SAFE_NAME, longest=LONGEST_NAME)
-
-
-class QueueWriters:
-    """The writers of all consume queues. Any thread may get a writer, but only the dispatcher may
-    write with it.
-
-    ``log_end`` is the end of the log when the store was opened.
-    """
-
-    def __init__(
-        self,
-        open_files: Callable[[str, int], MappedFileQueue],
-        mendings: Mapping[QueueKey, queue_writer.Mending] | None = None,
-        batch_topics: Collection[str] = (),
-        log_end: int = java.LONG_MAX,
-    ) -> None:
-        self._log_end = log_end
-        self._batch_topics = batch_topics
-        self._open_files = open_files
-        self._mendings = mendings or {}
-        self._opening = threading.Lock()
-        self._writers: dict[QueueKey, queue_writer.ConsumeQueueWriter | None] = {}
-
-    def __iter__(self) -> Iterator[queue_writer.ConsumeQueueWriter]:
-        return iter([writer for writer in list(self._writers.values()) if writer is not None])
-
-    def get(self, key: QueueKey) -> queue_writer.ConsumeQueueWriter | None:
-        """Return the writer of a queue; None if the topic is not a permitted folder name.
-
-        A put checks its topic, but another program may have written any topic to the log.
-        """
-        try:
-            return self._writers[key]
-        except KeyError:
-            with self._opening:
-                if key not in self._writers:
-                    self._writers[key] = self._opened(*key)
-                return self._writers[key]
-
-    @property
-    def known(self) -> list[QueueKey]:
-        """The queues for which :meth:`get` was called."""
-        return list(self._writers)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._writers
-
-    def _opened(self, topic: str, queue_id: int) -> queue_writer.ConsumeQueueWriter | None:
-        fault = queue_name_fault(topic)
-        if fault is not None:
-            logger.error("topic %r gets no consume queue: %s", topic, fault)
-            return None
-        files = self._open_files(topic, queue_id)
-        mending = self._mendings.get((topic, queue_id))
-        if topic in self._batch_topics:
-            return queue_writer.BatchQueueWriter(
-                files, f"{BATCH_QUEUE}/{topic}/{queue_id}", mending
-            )
-        name = f"{CONSUME_QUEUE}/{topic}/{queue_id}"
-        if mending is not None:
-            return queue_writer.ConsumeQueueMender(files, name, mending)
-        writer = queue_writer.ConsumeQueueWriter(files, name)
-        # RocketMQ's recovery can leave entries of messages after the log's end. The writer would
-        # skip the new messages at these physical offsets.
-        writer.physical_end = min(writer.physical_end, self._log_end)
-        return writer
 
 
 def load_kernels() -> None:
@@ -210,8 +135,7 @@ class Dispatcher:
         put_keys: puts the keys of messages into the index; None if the store has no index.
         start: physical offset at which dispatching starts. All messages before it must be in queues
             and index.
-        arrived: called with each run, after its queue entries and index keys are written. After it,
-            ``grown`` is called.
+        dispatched: called with each run, after its queue entries and index keys are written.
         follow: called with each run, after its queue entries are written. Used for the state table
             of RocketMQ 3.1.
 
@@ -229,8 +153,7 @@ class Dispatcher:
         config: StoreConfig,
         *,
         start: int,
-        arrived: Arrived = lambda _: None,
-        grown: Grown = lambda *_: None,
+        dispatched: Dispatched = lambda *_: None,
         follow: Callable[[Window, Followed], None] | None = None,
     ) -> None:
         self.offset = start
@@ -240,8 +163,7 @@ class Dispatcher:
         self._writer_of = writer_of
         self._put_keys = put_keys
         self._config = config
-        self._arrived = arrived
-        self._grown = grown
+        self._dispatched = dispatched
         self._follow = follow
         self._follower = Follower(config.delay_levels_ms, keys=config.index_keys)
 
@@ -332,8 +254,7 @@ class Dispatcher:
                 run.key_hashes,
                 run.key_numbers,
             )
-        self._arrived(requests)
-        self._grown(requests, parts)
+        self._dispatched(requests, parts)
 
 
 class DispatchService(Service):

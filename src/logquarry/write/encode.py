@@ -74,16 +74,25 @@ class Encoded:
         "wait",
     )
 
-    data: bytearray
     key: QueueKey
     store_host: bytes
-    starts: tuple[int, ...]
     store_time_at: int
     advances: bool
     wait: bool
-    body_size: int
-    copies: Copies | None
     own_offset: int
+
+    def __init__(
+        self,
+        data: bytearray,
+        body_size: int,
+        *,
+        starts: tuple[int, ...] = _ONE_FRAME,
+        copies: Copies | None = None,
+    ) -> None:
+        self.data = data
+        self.body_size = body_size
+        self.starts = starts
+        self.copies = copies
 
     @property
     def messages(self) -> int:
@@ -209,23 +218,20 @@ class MessageEncoder:
                 topic_data = rules.topic_bytes(topic, "")
                 properties = rules.utf8(changed.text(is_closed=self._is_3_1))
         hosts = self.hosts(message)
-        encoded = Encoded()
+        numbers = queue_id, *self.numbers(message)[1:]
+        if self._copies_messages and values.get(_COPIES, "").strip():
+            make = partial(self.frame, hosts, topic_data, body, numbers)
+            copies = self._copies(changed or rules.PropertyMap(message), queue_id, make)
+            encoded = Encoded(bytearray(), len(body), copies=copies)
+        else:
+            data = self.frame(hosts, topic_data, body, numbers, properties)
+            encoded = Encoded(data, len(body))
         encoded.fill(
             (topic, queue_id),
             hosts,
             wait=rules.waits(values) if values else True,
             own_offset=message.queue_offset if self._is_3_1 else 0,
         )
-        encoded.starts = _ONE_FRAME
-        encoded.body_size = len(body)
-        encoded.copies = None
-        numbers = queue_id, *self.numbers(message)[1:]
-        if self._copies_messages and values.get(_COPIES, "").strip():
-            make = partial(self.frame, hosts, topic_data, body, numbers)
-            encoded.copies = self._copies(changed or rules.PropertyMap(message), queue_id, make)
-            encoded.data = bytearray()
-        else:
-            encoded.data = self.frame(hosts, topic_data, body, numbers, properties)
         return encoded
 
     def encode_stored(self, message: Message) -> Encoded:
@@ -246,13 +252,9 @@ class MessageEncoder:
             named = dict(named_copies(values, message.queue_id, self._config))
             if named:
                 copies = _stored_copies(named, data)
-        encoded = Encoded()
+        encoded = Encoded(data, len(body), copies=copies)
         key = message.topic, message.queue_id
         encoded.fill(key, hosts, wait=True, own_offset=message.queue_offset)
-        encoded.data = data
-        encoded.starts = _ONE_FRAME
-        encoded.body_size = len(body)
-        encoded.copies = copies
         return encoded
 
     def hosts(self, message: Message) -> HostFields:

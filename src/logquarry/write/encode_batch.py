@@ -41,9 +41,6 @@ _SHARED: Final = (
     "reconsume_times",
 )
 
-_Frames = tuple[bytearray, tuple[int, ...], int]
-"""Frames as bytes, the position of each frame's start, and the total bytes of the bodies."""
-
 
 def encode_batch(
     encoder: MessageEncoder,
@@ -105,10 +102,7 @@ def encode_batch(
     if codec.kernels_enabled() and not encoder.has_property_crc:
         encoded = _frames_kernel(most, wire, hosts, topic_data, numbers, shared)
     if encoded is None:
-        encoded = Encoded()
-        made = _frames_reference(encoder, most, wire, hosts, topic_data, numbers, shared)
-        encoded.data, encoded.starts, encoded.body_size = made
-    encoded.copies = None
+        encoded = _frames_reference(encoder, most, wire, hosts, topic_data, numbers, shared)
     encoded.fill((message.topic, message.queue_id), hosts, wait=rules.waits(values))
     return encoded
 
@@ -163,9 +157,7 @@ def _inner_batch(
             raise too_large(len(made), config.max_message_size)
         return made
 
-    encoded = Encoded()
-    encoded.data, encoded.starts, encoded.body_size = bytearray(), (0,), len(wire)
-    encoded.copies = Copies((), frame_at, count)
+    encoded = Encoded(bytearray(), len(wire), copies=Copies((), frame_at, count))
     # Refuse a batch that is too large here, before the append takes the log's lock.
     frame_at(str(java.LONG_MAX))
     wait = rules.waits(rules.looked_at(message))
@@ -224,7 +216,7 @@ def _frames_reference(
     topic_data: bytes,
     numbers: Numbers,
     shared: bytes,
-) -> _Frames:
+) -> Encoded:
     frames: list[bytearray] = []
     starts: list[int] = []
     size = body_size = 0
@@ -247,7 +239,7 @@ def _frames_reference(
         body_size += len(body)
         if size > most:
             raise too_large(size, most)
-    return bytearray().join(frames), tuple(starts), body_size
+    return Encoded(bytearray().join(frames), body_size, starts=tuple(starts))
 
 
 class WireFrames(Encoded):
@@ -262,6 +254,7 @@ class WireFrames(Encoded):
         self._parts = parts
         self._starts = np.empty(len(parts[0]) // batch.FIXED_SIZE + 1, np.int64)
         self.store_time_at = time_at
+        self.copies = None
         self._place = 0, 0, 0
 
     def measure(self, most: int) -> bool:

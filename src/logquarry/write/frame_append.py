@@ -1,8 +1,8 @@
 """Appends the frames of a message or a batch to the log's last file. A function, class or method
 whose docstring begins with "Compiled" is used only if this module is compiled.
 
-If logquarry runs interpreted, :meth:`PutPath.put_common
-<logquarry.write.put_path.PutPath.put_common>` and :meth:`LogAppender.append_held
+If logquarry runs interpreted, :meth:`CommitLogWriter.put_common
+<logquarry.write.commit_log_writer.CommitLogWriter.put_common>` and :meth:`LogAppender.append_held
 <logquarry.write.log_appender.LogAppender.append_held>` (the reference) append the frames.
 """
 
@@ -76,42 +76,12 @@ _NO_TIME = 0.0
 _Result = PutResult
 _CACHED: Final = 4_096
 _KEPT_KEYS = 64
-_new = tuple.__new__
 
 
 def log_held(body_size: int, result: PutResult) -> None:
     """Log a put that held the lock for a long time."""
     logger.warning(
         "a put held the log for %d ms: %d bytes of body, %s", result.elapsed_ms, body_size, result
-    )
-
-
-def put_result(
-    store_host: bytes,
-    physical_offset: int,
-    queue_offset: int,
-    size: int,
-    now: int,
-    held: float,
-    count: int,
-    starts: tuple[int, ...],
-) -> PutResult:
-    """Return the result of a put of one message or batch; see :class:`PutResult`."""
-    return _new(
-        PutResult,
-        (
-            _PUT_OK,
-            _APPENDED,
-            store_host,
-            physical_offset,
-            queue_offset,
-            size,
-            count,
-            now,
-            held,
-            starts,
-            held,
-        ),
     )
 
 

@@ -62,6 +62,11 @@ def name_fault(name: str, check: str, *, longest: int = LONGEST_TOPIC) -> str | 
     return None
 
 
+def queue_name_fault(topic: str) -> str | None:
+    """Return why a topic is not permitted as a folder name; None if the topic is permitted."""
+    return name_fault(topic, "store", longest=LONGEST_NAME)
+
+
 @lru_cache(_CACHED)
 def topic_bytes(topic: str, check: str) -> bytes:
     """Return TOPICLEN and TOPIC of a frame."""

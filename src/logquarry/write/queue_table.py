@@ -26,12 +26,17 @@ from logquarry.format import broker_json, java
 from logquarry.format.broker_json import TopicConfig, topic_entry
 from logquarry.log.broker_version import find_writer
 from logquarry.log.filesystem import LocalFileSystem
-from logquarry.log.store_files import quarantine, queue_form
+from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, quarantine, queue_form
 from logquarry.read.live_read import LiveBatchQueue, LiveQueue
 from logquarry.read.log_queues import QueueKey
 from logquarry.units import Clock
-from logquarry.write.dispatcher import QueueWriters, queue_name_fault
-from logquarry.write.queue_writer import Mending
+from logquarry.write.message_rules import queue_name_fault
+from logquarry.write.queue_writer import (
+    BatchQueueWriter,
+    ConsumeQueueMender,
+    ConsumeQueueWriter,
+    Mending,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +207,8 @@ class TopicTable:
 
 @dataclass(eq=False, repr=False)
 class QueueTable:
-    """The queues of one store.
+    """The queues of one store, with their writers. Any thread may call the methods, but only the
+    dispatcher may write with a writer.
 
     Args:
         ends: for each existing queue, the number of entries before its end, counted from position 0
@@ -227,11 +233,44 @@ class QueueTable:
     log_end: int = java.LONG_MAX
 
     def __post_init__(self) -> None:
-        self.writers = QueueWriters(
-            self._open_files, self.mendings, self.config.batch_topics, self.log_end
-        )
         self._opening = threading.Lock()
+        self._writers: dict[QueueKey, ConsumeQueueWriter | None] = {}
         self.live: dict[QueueKey, LiveQueue | LiveBatchQueue] = {}
+
+    def writer(self, key: QueueKey) -> ConsumeQueueWriter | None:
+        """Return the writer of a queue; None if the topic is not a permitted folder name.
+
+        A put checks its topic, but another program may have written any topic to the log.
+        """
+        try:
+            return self._writers[key]
+        except KeyError:
+            with self._opening:
+                if key not in self._writers:
+                    self._writers[key] = self._opened(*key)
+                return self._writers[key]
+
+    def has_writer(self, key: QueueKey) -> bool:
+        """Whether :meth:`writer` was called for a queue."""
+        return key in self._writers
+
+    def _opened(self, topic: str, queue_id: int) -> ConsumeQueueWriter | None:
+        fault = queue_name_fault(topic)
+        if fault is not None:
+            logger.error("topic %r gets no consume queue: %s", topic, fault)
+            return None
+        files = self._open_files(topic, queue_id)
+        mending = (self.mendings or {}).get((topic, queue_id))
+        if topic in self.config.batch_topics:
+            return BatchQueueWriter(files, f"{BATCH_QUEUE}/{topic}/{queue_id}", mending)
+        name = f"{CONSUME_QUEUE}/{topic}/{queue_id}"
+        if mending is not None:
+            return ConsumeQueueMender(files, name, mending)
+        writer = ConsumeQueueWriter(files, name)
+        # RocketMQ's recovery can leave entries of messages after the log's end. The writer would
+        # skip the new messages at these physical offsets.
+        writer.physical_end = min(writer.physical_end, self.log_end)
+        return writer
 
     def _open_files(self, topic: str, queue_id: int) -> MappedFileQueue:
         form = queue_form(self.config, topic)
@@ -257,12 +296,9 @@ class QueueTable:
 
     def keys(self) -> list[QueueKey]:
         """Return topic and id of each queue, sorted."""
-        written = {key for key in self.writers.known if self._has_files(key)}
+        writers = list(self._writers.items())
+        written = {key for key, writer in writers if writer is not None and writer.files.bases}
         return sorted(written.union(self.ends))
-
-    def _has_files(self, key: QueueKey) -> bool:
-        writer = self.writers.get(key)
-        return writer is not None and bool(writer.files.bases)
 
     def get(self, topic: str, queue_id: int) -> LiveQueue | LiveBatchQueue | None:
         """Return a queue for reading; None if the queue does not exist."""
@@ -271,9 +307,9 @@ class QueueTable:
         if found is not None:
             return found
         # Any caller may pass any name. Only the names of existing queues may be used as paths.
-        if key not in self.ends and key not in self.writers:
+        if key not in self.ends and key not in self._writers:
             return None
-        writer = self.writers.get(key)
+        writer = self.writer(key)
         if writer is None or not writer.files.bases:
             return None
         with self._opening:
@@ -290,14 +326,14 @@ class QueueTable:
         """Return the next offset of each queue (``recoverTopicQueueTable``)."""
         batch = [key for key in self.ends if key[0] in self.config.batch_topics]
         found = {key: end for key, end in self.ends.items() if key not in batch}
-        for key in {*self.writers.known, *batch}:
-            writer = self.writers.get(key)
+        for key in {*self._writers, *batch}:
+            writer = self.writer(key)
             if writer is not None and writer.next_offset is not None:
                 found[key] = writer.next_offset
         return found
 
     def __iter__(self) -> Iterator[MappedFileQueue]:
-        return (writer.files for writer in self.writers)
+        return iter([w.files for w in list(self._writers.values()) if w is not None])
 
     def restore_lost(self) -> bool:
         """Restore files that another program deleted. Return whether all files exist now.

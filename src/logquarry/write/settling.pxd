@@ -1,7 +1,16 @@
-from logquarry.write.put_future cimport PutFuture
 from logquarry.write.put_parts cimport Wakes
 
 cdef object _OK, _LATE_DISK, _LATE_SLAVE, _ALONE, _monotonic
+
+cdef class PutFuture:
+    cdef public object _callbacks
+    cdef public object _result
+    cdef public object _error
+    cdef public int _forks
+    cdef object __weakref__
+    cpdef bint done(self)
+    cpdef set_result(self, result)
+    cpdef set_exception(self, error)
 
 cdef class Once:
     cdef bint _is_taken

@@ -334,7 +334,7 @@ def test_closing_does_not_wait_for_an_answer(slave: lq.StoreWriter) -> None:
     with broker(silent) as port, ConfigSync(slave, "127.0.0.1", port, options=options) as sync:
         assert asked.wait(PATIENCE_SECONDS)
         sync.close()
-        assert not sync._thread.is_alive()
+        assert not sync._threads[0].is_alive()
 
 
 @pytest.mark.parametrize("options", [{"interval": 0}, {"timeout": -1}])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from logquarry.store.call_counts import BUCKETS
+from logquarry.store.single_calls import BUCKETS
 from logquarry.store.stats import StatsRecorder
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 

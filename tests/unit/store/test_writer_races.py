@@ -19,7 +19,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.log import codec
 from logquarry.read.get_message import GetResult
 from logquarry.store import store_engine
-from logquarry.write import frame_append, message_rules, put_path
+from logquarry.write import commit_log_writer, frame_append, message_rules
 from logquarry.write.dispatcher import MessageArrival
 from tests.helpers.failing_disk import FaultyDisk
 from tests.helpers.small_store import bodies, opened
@@ -106,7 +106,7 @@ def test_closing_while_a_service_puts(
             go_on.wait(SECONDS)
         return topic_bytes(topic, check)
 
-    for module in (put_path, frame_append):
+    for module in (commit_log_writer, frame_append):
         monkeypatch.setattr(module, "topic_bytes", wait_behind_checks)
     ended = []
 
@@ -147,7 +147,10 @@ def test_a_put_between_the_bytes_of_a_master(
         writer = store._writer
         # The call between the checks and the lock of the log.
         owner, name = {
-            "common": (frame_append if compiled.is_compiled() else put_path, "topic_bytes"),
+            "common": (
+                frame_append if compiled.is_compiled() else commit_log_writer,
+                "topic_bytes",
+            ),
             "uncommon": (writer.encoder, "encode"),
             "many": (writer, "check_status"),
         }[way]

@@ -29,9 +29,9 @@ from logquarry.write.dispatcher import (
     Dispatcher,
     DispatchService,
     MessageArrival,
-    QueueWriters,
 )
 from logquarry.write.index_writer import IndexWriter
+from logquarry.write.queue_table import QueueTable
 from logquarry.write.queue_writer import QueuePart
 
 NOW = 1_700_000_000_000
@@ -43,33 +43,29 @@ class Store:
     def __init__(self, root: Path, **settings: Any) -> None:
         self.root = root
         self.disk = Disk()
-        self.config = StoreConfig(**settings)
+        self.config = StoreConfig(mapped_file_size_consume_queue=4 * UNIT_SIZE, **settings)
         self.flags = RunningFlags()
         self.files = MappedFileQueue(self.disk, root / "commitlog", 2_000)
         self.writer = CommitLogWriter(
             self.files, self.config, clock=lambda: NOW, flags=self.flags, health=self.disk.health
         )
         self.arrived: list[DispatchRequests] = []
-        self.queues = QueueWriters(
-            lambda topic, queue_id: MappedFileQueue(
-                self.disk, root / f"consumequeue/{topic}/{queue_id}", 4 * UNIT_SIZE
-            )
-        )
+        self.queues = QueueTable(self.disk, root, self.config, {}, self.files)
         self.index = IndexWriter(self.disk, root / "index", IndexShape(5, 100), clock=lambda: NOW)
         self.dispatcher = self.dispatcher_from(0)
 
     def dispatcher_from(self, start: int) -> Dispatcher:
         return Dispatcher(
             self.files,
-            self.queues.get,
+            self.queues.writer,
             self.index.put,
             self.config,
             start=start,
-            arrived=self.arrived.append,
+            dispatched=lambda requests, _: self.arrived.append(requests),
         )
 
     def queue(self, topic: str, queue_id: int = 0) -> list[QueueEntry]:
-        writer = self.queues.get((topic, queue_id))
+        writer = self.queues.writer((topic, queue_id))
         assert writer is not None
         found = []
         for base in writer.files.bases:

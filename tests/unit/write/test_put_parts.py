@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from logquarry import compiled
-from logquarry.store.call_counts import CallCounter
-from logquarry.write.frame_append import put_result
+from logquarry.store.single_calls import CallCounter
 from logquarry.write.put_parts import LogLock, Wakes
+from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 
 SECONDS = 60
-RESULT = put_result(b"", 0, 0, 10, 0, 0.0, 1, (0,))
+RESULT = PutResult(PutStatus.PUT_OK, AppendStatus.PUT_OK, b"", 0, 0, 10, 1, 0, 0.0)
 needs_compiled = pytest.mark.skipif(
     not compiled.is_compiled(), reason="the modules are not compiled"
 )

@@ -39,7 +39,7 @@ from logquarry.repair.audit.differences import (
 from logquarry.repair.audit.expired_queues import bridges
 from logquarry.repair.audit.right_offsets import RightBases, RightOffsets
 from logquarry.repair.audit.runs import AuditedRun, EntryFacts, audited
-from logquarry.write.dispatcher import queue_name_fault
+from logquarry.write.message_rules import queue_name_fault
 from logquarry.write.queue_writer import falls
 
 _CHUNK: Final = 1 << 12

@@ -44,7 +44,8 @@ from logquarry.repair.audit.queue_evidence import (
     entries_at,
     has_entries,
 )
-from logquarry.write.dispatcher import RUN_SPAN, queue_name_fault
+from logquarry.write.dispatcher import RUN_SPAN
+from logquarry.write.message_rules import queue_name_fault
 from logquarry.write.queue_table import is_listed
 from logquarry.write.queue_writer import QueuePart, is_batch, units_of
 

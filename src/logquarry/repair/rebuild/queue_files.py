@@ -25,8 +25,8 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units
 from logquarry.repair.audit.differences import TagsRule
 from logquarry.repair.audit.right_offsets import RightOffsets
-from logquarry.write.dispatcher import queue_name_fault
 from logquarry.write.index_writer import IndexFileWriter, IndexWriter
+from logquarry.write.message_rules import queue_name_fault
 from logquarry.write.queue_writer import QueuePart
 
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)

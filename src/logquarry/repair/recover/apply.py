@@ -330,7 +330,7 @@ class _Work:
             for queue in plan.queues:
                 # ``plan.queues`` also has queues that are cut, but get no new entries.
                 if not queue.is_sound:
-                    queues.writers.get(queue.key)
+                    queues.writer(queue.key)
             for files in queues:
                 files.flush(0)
             if index is not None:
@@ -397,7 +397,7 @@ class _Work:
             rest.put(offsets, times, hashes, numbers)
 
         def writer_of(key: QueueKey) -> ConsumeQueueWriter | None:
-            return queues.writers.get(key) if key in self._mendings else None
+            return queues.writer(key) if key in self._mendings else None
 
         try:
             for start, stop in plan.pieces:
@@ -405,7 +405,7 @@ class _Work:
                     dispatcher = Dispatcher(
                         *(log, writer_of, put_keys if with_index else None, self._config),
                         start=begin,
-                        arrived=self._dispatched,
+                        dispatched=self._dispatched,
                     )
                     dispatcher.dispatch_piece(begin, end)
             if rest is not None:
@@ -416,7 +416,7 @@ class _Work:
         if index is not None:
             index.guard()
 
-    def _dispatched(self, requests: DispatchRequests) -> None:
+    def _dispatched(self, requests: DispatchRequests, _: object) -> None:
         if self._progress is not None:
             first = self._plan.dispatch_from
             done = int(requests.physical_offset[-1]) + int(requests.size[-1])

@@ -35,8 +35,8 @@ from logquarry.log.codec import Window
 from logquarry.log.follow import Followed
 from logquarry.read.log_queues import QueueKey, copy_key
 from logquarry.repair.recover.java_queues import JavaQueue, JavaRefusal, Target
-from logquarry.write.dispatcher import queue_name_fault
 from logquarry.write.index_writer import IndexWriter
+from logquarry.write.message_rules import queue_name_fault
 from logquarry.write.queue_writer import parts_of, units_of
 
 LARGEST_ARRAY: Final = java.INT_MAX - 2

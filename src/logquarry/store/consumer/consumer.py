@@ -20,9 +20,8 @@ from logquarry import arguments
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
-from logquarry.store.consumer.group import ConsumerGroup, Subscription
+from logquarry.store.consumer.group import ConsumerGroup, Subscription, sent_back
 from logquarry.store.consumer.offsets import OffsetEstimate, Progress
-from logquarry.store.consumer.retry import sent_back
 from logquarry.store.consumer.source import MOST_AT_ONCE, Arrivals, QueueReader
 from logquarry.stored_message import StoredMessage
 from logquarry.write.put_result import PutResult

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     # Importing asyncio takes 40 ms, which info and a writer without consumers do not need.
     from logquarry.store.consumer.source import QueueReader
 
-from logquarry.store.consumer.retry import dead_topic, retry_topic
+from logquarry.store.consumer.group import dead_topic, retry_topic
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,8 @@ from logquarry.disk.service import Health, Service
 from logquarry.errors import StoreError, StoreUnavailable
 from logquarry.message import Message
 from logquarry.store.consumer.consumer import Consumer
-from logquarry.store.consumer.group import ConsumerGroup, Subscription
+from logquarry.store.consumer.group import MAX_RECONSUME_TIMES, ConsumerGroup, Subscription
 from logquarry.store.consumer.offsets import Progress, Start
-from logquarry.store.consumer.retry import MAX_RECONSUME_TIMES
 from logquarry.store.consumer.source import Arrivals, QueueReader
 from logquarry.write.put_result import PutResult
 

@@ -18,20 +18,25 @@ import hashlib
 import json
 import os
 import re
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.disk.disk import Disk
-from logquarry.errors import CorruptFile, UsageError
+from logquarry.errors import CorruptFile, StoreUnavailable, UsageError
 from logquarry.format.java import LONG_MAX
 from logquarry.log.store_files import INTENT, LOADS
 from logquarry.repair.recover.apply import disk_json
 from logquarry.store.load.segment import Segment
 from logquarry.systems import read_file
 from logquarry.text import document
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 STAGED: Final = "staged"
 _LEDGER: Final = "ledger"
@@ -241,3 +246,91 @@ def _remove_files(folder: Path, names: Sequence[str]) -> None:
     for name in names:
         with suppress(OSError):
             (folder / name).unlink()
+
+
+# --------------------------------------------------------------------------------------------------
+# The dead letters of a load: Parquet files with the rows that no store accepts, and the reasons
+#
+# The tasks write these files into a staging folder; the commit of the load moves them to their
+# final folder. The file names contain the identity of the load, so a repeated load replaces its own
+# files.
+
+REASON: Final = "reason"
+_STAGED_LETTERS: Final = "_logquarry"
+"""Readers of Parquet ignore a folder whose name begins with an underscore."""
+
+
+class DeadLetters:
+    """Stages the rejected rows of one task."""
+
+    def __init__(self, folder: Path, load: LoadId, partition: int) -> None:
+        name = f"{partition:05d}-{uuid.uuid4().hex}.parquet"
+        self.path = folder / _STAGED_LETTERS / load.staged / name
+        self.rows = 0
+        self._writer: pq.ParquetWriter | None = None
+
+    def add(self, rows: pa.RecordBatch, reasons: Sequence[str]) -> None:
+        """Add rows, with a reason for each row."""
+        if REASON in rows.schema.names:
+            raise UsageError(
+                f"a rejected row has a column {REASON!r} already: rename the column of the rows"
+            )
+        # Import late: the imports take 0.1 s, and only a load with rejected rows needs them.
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        rows = rows.append_column(REASON, pa.array(reasons, pa.string()))
+        try:
+            if self._writer is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._writer = pq.ParquetWriter(self.path, rows.schema, compression="zstd")
+            self._writer.write_batch(rows)
+        except OSError as error:
+            raise StoreUnavailable(f"{self.path}: cannot be written: {error}") from error
+        self.rows += rows.num_rows
+
+    def finish(self) -> str | None:
+        """Sync the file and return its name; None if no row was rejected."""
+        if self._writer is None:
+            return None
+        try:
+            self._writer.close()
+            descriptor = os.open(self.path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StoreUnavailable(f"{self.path}: cannot be written: {error}") from error
+        return self.path.name
+
+    def discard(self) -> None:
+        """Remove the staged file."""
+        if self._writer is not None:
+            with suppress(OSError):
+                self._writer.close()
+            with suppress(OSError):
+                self.path.unlink()
+
+
+def place_letters(folder: Path, load: LoadId, names: Sequence[str], disk: Disk) -> None:
+    """Move the staged files of a load into place; remove files of an earlier attempt."""
+    prefix = f"rejected-{load.folder}-{load.version:012d}-"
+    wanted = {f"{prefix}{number:05d}.parquet": name for number, name in enumerate(names)}
+    for name in disk.names_in(folder):
+        if name.startswith(prefix) and name not in wanted:
+            disk.remove(folder / name)
+    staged = folder / _STAGED_LETTERS / load.staged
+    for to, name in wanted.items():
+        with disk.refusing(staged / name):
+            disk.rename(staged / name, folder / to)
+    if wanted:
+        disk.sync_names(folder)
+
+
+def forget_letters(folder: Path, load: LoadId, names: Sequence[str] | None = None) -> None:
+    """Remove the staged files of a load; see :func:`remove_staged`."""
+    remove_staged(folder / _STAGED_LETTERS, load, names)
+    for place in (f"{_STAGED_LETTERS}/{STAGED}", _STAGED_LETTERS):
+        with suppress(OSError):
+            (folder / place).rmdir()

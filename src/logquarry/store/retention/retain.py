@@ -27,7 +27,7 @@ from logquarry.disk.folders import NameGuard, StoreLock
 from logquarry.disk.log_files import log_paths
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.page_file import record_start
-from logquarry.disk.service import Health, Service
+from logquarry.disk.service import Service
 from logquarry.errors import CorruptFile, StoreError, StoreUnavailable
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_store
@@ -63,7 +63,7 @@ class LiveRetention:
 
     disk: Disk
     root: Path
-    layout: Callable[[], StoreLayout]
+    config: StoreConfig
     _: KW_ONLY
     log: MappedFileQueue
     queues: QueueTable
@@ -95,7 +95,7 @@ class LiveRetention:
         # until the next run; no file enters `held` a second time.
         held = frozenset[str]() if self.index is None else self.index.held
         return plan_retention(
-            self.layout(),
+            StoreLayout.open(self.root, self.config),
             rules,
             now_ms=self.clock(),
             safe_end=safe_end,
@@ -136,7 +136,7 @@ class LiveRetention:
                 self.removed()
             for key, files in plan.queues:
                 self._require_open()
-                writer = self.queues.writers.get(key)
+                writer = self.queues.writer(key)
                 if writer is not None:
                     writer.files.remove_until(files[-1].base)
             for gone in plan.index:
@@ -171,28 +171,19 @@ class LiveRetention:
 class RetentionService(Service):
     """Deletes expired files periodically. Runs only if the store's configuration enables it."""
 
-    def __init__(
-        self,
-        retention: LiveRetention,
-        config: StoreConfig,
-        root: Path,
-        health: Health,
-        *,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, retention: LiveRetention) -> None:
+        self._config = config = retention.config
+        health = retention.disk.health
         super().__init__("retention", health, interval_ms=config.clean_resource_interval)
         # Parse the setting now, so that opening a store with an invalid setting fails.
         delete_hours(config.delete_when)
         self._retention = retention
-        self._config = config
-        self._root = root
-        self._clock = clock
 
     def due(self) -> RetentionRules | None:
         """Return the rules for this time and disk use; None if nothing must be deleted."""
         found = least_used(self._retention.log.folders)
         used_ratio = 0.0 if found is None else found.ratio
-        return rules_due(self._config, self._clock(), used_ratio)
+        return rules_due(self._config, self._retention.clock(), used_ratio)
 
     def run_once(self) -> None:
         """Delete the expired files."""
@@ -207,13 +198,13 @@ class RetentionService(Service):
             # After a failed sync, this raises an error, which ends the service. After any other
             # error, the next run tries again.
             self.health.require_writable()
-            logger.warning("%s: retention stopped for now: %s", self._root, error)
+            logger.warning("%s: retention stopped for now: %s", self._retention.root, error)
             return
         if plan.files:
             logger.warning(
                 "%s: deleted %d expired files of the log, %d of queues, %d of the index, %d of "
                 "transactions: the log begins at %d",
-                self._root,
+                self._retention.root,
                 len(plan.log),
                 sum(len(files) for _, files in plan.queues),
                 len(plan.index),

@@ -32,7 +32,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
 from logquarry.read.timers import QUEUE_ID, timers_of
-from logquarry.store.consumer.retry import RETRY_PREFIX
+from logquarry.store.consumer.group import RETRY_PREFIX
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_by
 from logquarry.text import document
 

@@ -58,13 +58,7 @@ DELAYS_S: Final = (60, 600, 3_600, 12 * 3_600, 24 * 3_600, 3 * 24 * 3_600)
 One more class holds the delays above the last bound.
 """
 _MS: Final = 1_000
-
-
-class Put(NamedTuple):
-    """How many messages a put appended, and the error of the next message, if any."""
-
-    appended: int
-    error: StoreUnavailable | MessageRejected | None
+PutInOrder = Callable[[Sequence[Message]], object]
 
 
 @dataclass(slots=True)
@@ -84,11 +78,11 @@ class Delays:
 class Delivery(ABC):
     """Delivers messages whose delivery time has come. Thread-safe.
 
-    ``put`` appends messages in their order. It appends all of them, or stops at the first message
-    that it cannot append.
+    ``put`` appends messages in their order. If it cannot append all of them, it raises an error,
+    with the result for the appended messages in the attribute ``appended``.
     """
 
-    def __init__(self, log: ServedLog, put: Callable[[Sequence[Message]], Put]) -> None:
+    def __init__(self, log: ServedLog, put: PutInOrder) -> None:
         self._log = log
         self._put = put
         self._lock = threading.Lock()
@@ -126,14 +120,20 @@ class Delivery(ABC):
         """
         numbers = list(range(len(messages)))
         while numbers:
-            count, refusal = self._put([messages[number] for number in numbers])
+            error: StoreUnavailable | MessageRejected | None = None
+            try:
+                self._put([messages[number] for number in numbers])
+                count = len(numbers)
+            except (StoreUnavailable, MessageRejected) as failure:
+                error = failure
+                count = 0 if error.appended is None else error.appended.message_count
             yield from ((number, None) for number in numbers[:count])
-            if refusal is None:
+            if error is None:
                 return
-            if isinstance(refusal, StoreUnavailable):
-                raise refusal
-            refused = count if count or refusal.index is None else refusal.index
-            yield numbers[refused], str(refusal)
+            if isinstance(error, StoreUnavailable):
+                raise error
+            refused = count if count or error.index is None else error.index
+            yield numbers[refused], str(error)
             numbers = numbers[count:refused] + numbers[refused + 1 :]
 
 
@@ -159,7 +159,7 @@ class DelayedDelivery(Delivery):
     def __init__(
         self,
         log: ServedLog,
-        put: Callable[[Sequence[Message]], Put],
+        put: PutInOrder,
         levels_ms: Sequence[int],
         progress: DelayProgress,
     ) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Any, Final
@@ -39,7 +39,7 @@ from logquarry.message import Message, put_again
 from logquarry.read.queue import Queue
 from logquarry.read.timers import QUEUE_ID, Known, Timer, Timers, find_timers
 from logquarry.repair.audit.timer_files import write_timer_files
-from logquarry.store.schedule.delivery import AT_ONCE, BYTES_AT_ONCE, Delivery, Put
+from logquarry.store.schedule.delivery import AT_ONCE, BYTES_AT_ONCE, Delivery, PutInOrder
 from logquarry.store.schedule.progress import INVALID_JSON
 from logquarry.store.transaction.half import ServedLog
 from logquarry.systems import read_file
@@ -56,7 +56,7 @@ class TimerDelivery(Delivery):
     def __init__(
         self,
         log: ServedLog,
-        put: Callable[[Sequence[Message]], Put],
+        put: PutInOrder,
         disk: Disk,
         root: Path,
         sync_log: Callable[[], object],

@@ -10,12 +10,13 @@ If a half message is still open, a check puts a copy of it at the end of the hal
 Then the check moves its saved progress past the old half message, and asks the listener about the
 transaction. The checks follow RocketMQ, except in cases in which RocketMQ would lose messages:
 
-- A check asks about a half message if the half message is older than the timeout. If the message
-  has the property CHECK_IMMUNITY_TIME_IN_SECONDS, its value replaces the timeout. If a half message
-  is younger, a check puts it back if it has this property, and otherwise stops at it.
-- If a half message was checked ``most_checks`` times, or is older than the retention time, it is
-  moved to TRANS_CHECK_MAX_TIME_TOPIC. RocketMQ also counts the times when it puts back a half
-  message without asking. So RocketMQ may abandon a half message about which it never asked.
+- A check asks about a half message if the half message is older than ``transaction_time_out``. If
+  the message has the property CHECK_IMMUNITY_TIME_IN_SECONDS, its value replaces the timeout. If a
+  half message is younger, a check puts it back if it has this property, and otherwise stops at it.
+- If a half message was checked ``transaction_check_max`` times, or is older than
+  ``file_reserved_time``, it is moved to TRANS_CHECK_MAX_TIME_TOPIC. RocketMQ also counts the times
+  when it puts back a half message without asking. So RocketMQ may abandon a half message about
+  which it never asked.
 
 Even after a crash, no half message is committed twice, and of several copies of a half message only
 the last is checked. For this purpose, the first check after the store was opened searches the log
@@ -34,6 +35,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from logquarry.config import StoreConfig
 from logquarry.disk.config_file import ConsumerOffsets
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import java, sys_flag
@@ -55,21 +57,6 @@ _HOUR_MS: Final = 3_600_000
 
 _Identity = tuple[str | None, str | None]
 """Topic and UNIQ_KEY of the message for which a half message was put."""
-
-
-class CheckRules(NamedTuple):
-    """When to check a half message.
-
-    Attributes:
-        timeout_ms: minimum age, in milliseconds, of a half message to check
-            (``transactionTimeOut``).
-        most_checks: maximum number of checks of one transaction (``transactionCheckMax``).
-        kept_hours: age in hours from which a half message is abandoned (``fileReservedTime``).
-    """
-
-    timeout_ms: int
-    most_checks: int
-    kept_hours: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +138,7 @@ class TransactionChecks:
     transactions: TransactionService
     offsets: ConsumerOffsets
     _: KW_ONLY
-    rules: CheckRules
+    config: StoreConfig
     sync_log: Callable[[], object]
     broker: str
 
@@ -255,7 +242,7 @@ class TransactionChecks:
 
     def _pass(self, round_: _Round, offset: int, before: _Before) -> bool:
         """Check a half message if it is old enough; return whether the progress can pass it."""
-        now, report = round_.now, round_.report
+        now, report, config = round_.now, round_.report, self.config
         half = self._half(round_.queue, offset)
         if half is None:
             report.unreadable += 1
@@ -266,7 +253,7 @@ class TransactionChecks:
         first = java.digits(values.get(props.TRANSACTION_PREPARED_QUEUE_OFFSET, ""))
         age = now - half.born_timestamp
         immunity = _immunity_ms(values)
-        patience = self.rules.timeout_ms if immunity is None else immunity
+        patience = config.transaction_time_out if immunity is None else immunity
         key = round_.queue_id, offset
         with self.transactions.lock:
             if key in self.transactions.ended:
@@ -290,7 +277,10 @@ class TransactionChecks:
                     owner.half = moved
                 return True
         times = max(0, java.digits(values.get(props.TRANSACTION_CHECK_TIMES, "")))
-        if times >= self.rules.most_checks or age > self.rules.kept_hours * _HOUR_MS:
+        if (
+            times >= self.config.transaction_check_max
+            or age > self.config.file_reserved_time * _HOUR_MS
+        ):
             logger.error(
                 "abandoned the transaction at physical offset %d: checked %d times, %d ms old",
                 *(half.physical_offset, times, age),

@@ -26,8 +26,8 @@ from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.message import Message
 from logquarry.store.transaction.half import commit_message, frame_of, half_message, op_message
-from logquarry.write.put_future import PutFuture
 from logquarry.write.put_result import PutResult
+from logquarry.write.settling import PutFuture
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.format import properties as props
 from logquarry.message import Message
-from logquarry.store.consumer.retry import sent_back
+from logquarry.store.consumer.group import sent_back
 from logquarry.store.message_store import StoreWriter
 from logquarry.stored_message import StoredMessage
 from logquarry.testing.clock import FakeClock

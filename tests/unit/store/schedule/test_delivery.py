@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.walk import Run
 from logquarry.message import Message
 from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, Units
-from logquarry.store.schedule.delivery import DelayedDelivery, Put
+from logquarry.store.schedule.delivery import DelayedDelivery
 from logquarry.store.schedule.progress import DelayProgress
 
 NOW = 1_700_000_000_000
@@ -102,17 +103,19 @@ class Sink:
         self.room: int | None = None
         self.refused: set[bytes] = set()
 
-    def __call__(self, messages: Sequence[Message]) -> Put:
+    def __call__(self, messages: Sequence[Message]) -> None:
         for number, message in enumerate(messages):
             if message.body in self.refused:
                 refusal = MessageRejected("no", status="MESSAGE_ILLEGAL", reason="topic")
-                return Put(0, refusal.of_message(number))
+                raise refusal.of_message(number)
         count = len(messages) if self.room is None else min(len(messages), self.room)
         self.taken += messages[:count]
         if self.room is not None:
             self.room -= count
-        error = None if count == len(messages) else StoreUnavailable("no room")
-        return Put(count, error)
+        if count < len(messages):
+            error = StoreUnavailable("no room")
+            error.appended = mock.Mock(message_count=count)
+            raise error
 
     @property
     def bodies(self) -> list[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable
 from logquarry.format import broker_json
 from logquarry.store.message_store import StoreWriter
-from logquarry.store.schedule.delivery import DeliveryService, Put
+from logquarry.store.schedule.delivery import DeliveryService
 from logquarry.store.schedule.progress import MARK_FILE, UNKNOWN, DelayProgress, Progress
 from logquarry.testing.clock import FakeClock
 from tests.helpers.failing_disk import ENOSPC, FaultyDisk, StoppedDisk
@@ -264,7 +265,13 @@ def test_closing_saves_what_a_failed_put_ended(tmp_path: Path) -> None:
         clock.advance(10_000)
         delivering = store._services.delivery
         put = delivering._put
-        delivering._put = lambda messages: Put(put(messages[:4]).appended, StoreUnavailable("full"))
+
+        def put_some(messages: Sequence[lq.Message]) -> None:
+            error = StoreUnavailable("full")
+            error.appended = put(messages[:4])
+            raise error
+
+        delivering._put = put_some
         with pytest.raises(StoreUnavailable):
             store.deliver_due()
     text = (tmp_path / "config" / "delayOffset.json").read_bytes()

@@ -10,9 +10,8 @@ import threading
 import pytest
 
 from logquarry.errors import StoreUnavailable
-from logquarry.write.put_future import PutFuture, failed_future
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
-from logquarry.write.settling import WaitingPut
+from logquarry.write.settling import PutFuture, WaitingPut, failed_future
 from tests.helpers.waiting import eventually
 
 RESULT = PutResult(PutStatus.PUT_OK, AppendStatus.PUT_OK, b"", 0, 0, 100, 1, 0, 0.0)
