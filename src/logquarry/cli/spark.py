@@ -115,7 +115,7 @@ def export(
             spark, stores, target, options, partition_by=partition_by, progress=progress
         )
     out.note(
-        f"wrote {text.plural(done.messages, 'message')} to {text.printable(done.location)}: "
+        f"wrote {text.plural(done.messages, 'message')} to {done.location}: "
         f"{text.plural(len(done.files), 'file')}, {text.size_text(done.bytes)}, in "
         f"{done.seconds:.1f} s"
     )

@@ -67,7 +67,7 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, out: 
         _show_stats(out, root, state)
         _show_pops(out, pops)
     if pops.hint is not None:
-        out.note(f"hint: {text.printable(pops.hint)}")
+        out.note(f"hint: {pops.hint}")
     end_incomplete(out, left_out)
 
 
@@ -84,7 +84,7 @@ def _show_stats(out: Output, root: str, state: StoreState) -> None:
         stored = text.time_text(state.first_timestamp)
         oldest = f"{stored}, {text.duration_text(state.reserve_time_ms)} ago"
     rows = [
-        ("store", text.printable(root)),
+        ("store", root),
         ("state", STATES[state.state]),
         ("log", f"{state.min_offset} to {state.max_offset}: {text.size_text(length)}"),
         ("oldest", oldest),
@@ -96,23 +96,15 @@ def _show_stats(out: Output, root: str, state: StoreState) -> None:
     if state.retained:
         out.line()
         topics = sorted(state.retained.items(), key=lambda item: (-item[1].bytes, item[0]))
-        table = [
-            [text.printable(name), f"{kept.messages:,}", text.size_text(kept.bytes)]
-            for name, kept in topics
-        ]
+        table = [[name, f"{kept.messages:,}", text.size_text(kept.bytes)] for name, kept in topics]
         out.table(["topic", "messages", "bytes"], table, right="messages bytes")
     if state.consumer_lag:
         out.line()
-        lags = [
-            [text.printable(lag.group), text.printable(lag.topic), f"{lag.messages:,}"]
-            for lag in state.consumer_lag
-        ]
+        lags = [[lag.group, lag.topic, f"{lag.messages:,}"] for lag in state.consumer_lag]
         out.table(["group", "topic", "behind"], lags, right="behind")
     if state.delay_levels:
         out.line()
-        levels = [
-            [str(one.level), str(one.delivered), str(one.max_offset)] for one in state.delay_levels
-        ]
+        levels = [[one.level, one.delivered, one.max_offset] for one in state.delay_levels]
         out.table(["delay level", "delivered", "max"], levels, right="delivered max")
 
 
@@ -133,11 +125,8 @@ def _show_pops(out: Output, pops: Pops) -> None:
     if pops.queues:
         out.line()
         rows = [
-            [
-                *(text.printable(one.group), text.printable(one.topic), str(one.queue_id)),
-                *(f"{one.messages:,}", text.time_text(one.oldest)),
-            ]
-            for one in pops.queues
+            [q.group, q.topic, q.queue_id, f"{q.messages:,}", text.time_text(q.oldest)]
+            for q in pops.queues
         ]
         header = ["popped by group", "topic", "queue", "unacknowledged", "oldest pop"]
         out.table(header, rows, right="queue unacknowledged")
@@ -179,6 +168,6 @@ def queue_list(queues: Mapping[QueueKey, str]) -> list[dict[str, Any]]:
 def end_incomplete(out: Output, left_out: Mapping[QueueKey, str]) -> None:
     """Warn of each queue that was left out; if there is one, exit with the code for findings."""
     for (topic, queue_id), reason in sorted(left_out.items()):
-        out.warn(f"left out: {text.printable(topic)} queue {queue_id}: {text.printable(reason)}")
+        out.warn(f"left out: {topic} queue {queue_id}: {reason}")
     if left_out:
         click.get_current_context().exit(ExitCode.FINDINGS)
