@@ -113,10 +113,10 @@ def _on_spark(spark: SparkSession, folder: OutputFolder, progress: Progress | No
 class Compaction:
     """Number and bytes of the merged files (before), and of the files that replaced them."""
 
-    files_before: int
-    files_after: int
-    bytes_before: int
-    bytes_after: int
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
 
     @classmethod
     def of(cls, before: Collection[_File | TableDataFile], after: Sequence[Merged]) -> Compaction:
@@ -183,7 +183,7 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
     staging = output.TEMPORARY + uuid.uuid4().hex[:12]
     chosen = list(_chosen(_files(folder, manifest), target_size))
     if not chosen:
-        return Compaction(0, 0, 0, 0)
+        return Compaction()
     known = [str(entry["path"]) for entry in manifest["files"]]
     tasks = [_task(folder, staging, group, known) for group in chosen]
     folder.make(staging)
@@ -191,7 +191,7 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
         chosen, made = fewer(chosen, run(tasks))
         if not made:
             folder.remove_folder(staging)
-            return Compaction(0, 0, 0, 0)
+            return Compaction()
         new = _new_manifest(manifest, made, staging)
         _check_unchanged(folder, manifest, [file.path for file in made], staging)
     except BaseException:
@@ -351,7 +351,7 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
         raise StoreNotFound(f"{table.name}: there is no Iceberg table of this name")
     chosen = list(_iceberg_groups(table.data_files(), target_size))
     if not chosen:
-        return Compaction(0, 0, 0, 0)
+        return Compaction()
     made: list[Merged] = []
     try:
         results = run([_iceberg_task(table, group) for group in chosen])
@@ -360,7 +360,7 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
         _remove(table, [file for file in made if file not in kept])
         made = kept
         if not made:
-            return Compaction(0, 0, 0, 0)
+            return Compaction()
         before = {file.path: file for group in chosen for file in group}
         added = [_table_file(table, file, before[file.sources[0]]) for file in made]
     except BaseException:
