@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from logquarry.repair.findings import VerifyReport
     from logquarry.store.half_messages import Transactions
     from logquarry.store.message_store import MessageStore
-    from logquarry.store.overview import Overview, TopicOverview
+    from logquarry.store.overview import Overview
 
 _QUEUE_MEMBERS: Final = ("queue_id", "min_offset", "max_offset", "messages", "bytes")
 
@@ -131,6 +131,13 @@ def _document(store: MessageStore, found: Overview, halves: Transactions | None)
     layout, log = store.layout, store.layout.commit_log
     from logquarry.store.state import file_bytes
 
+    transactions = None
+    if halves is not None:
+        transactions = {
+            **text.document(halves, ("committed", "rolled_back", "put_back", "unreadable")),
+            "open": len(halves.open),
+            "open_messages": text.json_value(halves.open),
+        }
     return {
         "store": store.root,
         "broker": store.broker,
@@ -147,7 +154,13 @@ def _document(store: MessageStore, found: Overview, halves: Transactions | None)
         "bytes": _total(topic.bytes for topic in found.topics),
         "other_bytes": found.other_bytes,
         "hint": found.hint,
-        "topics": [_topic(topic) for topic in found.topics],
+        "topics": [
+            {
+                **text.document(topic, ("topic", "messages", "bytes")),
+                "queues": [text.document(queue, _QUEUE_MEMBERS) for queue in topic.queues],
+            }
+            for topic in found.topics
+        ],
         "index": [
             {
                 "path": file.path,
@@ -168,18 +181,9 @@ def _document(store: MessageStore, found: Overview, halves: Transactions | None)
             for s in found.damage
         ],
         "signs": found.signs,
-        "transactions": None if halves is None else _transactions(halves),
+        "transactions": transactions,
         "timers": None,
         "features": store.features.to_json(),
-    }
-
-
-def _topic(topic: TopicOverview) -> dict[str, Any]:
-    return {
-        "topic": topic.topic,
-        "messages": topic.messages,
-        "bytes": topic.bytes,
-        "queues": [text.document(queue, _QUEUE_MEMBERS) for queue in topic.queues],
     }
 
 
@@ -191,17 +195,6 @@ def _checkpoint(store: MessageStore) -> dict[str, int] | None:
         # info shows no checkpoint if it is damaged; verify reports it as a finding.
         return None
     return None if found is None else found._asdict()
-
-
-def _transactions(halves: Transactions) -> dict[str, Any]:
-    return {
-        "committed": halves.committed,
-        "rolled_back": halves.rolled_back,
-        "put_back": halves.put_back,
-        "open": len(halves.open),
-        "unreadable": halves.unreadable,
-        "open_messages": text.json_value(halves.open),
-    }
 
 
 def _total(values: Any) -> int | None:
@@ -390,11 +383,7 @@ def timers_document(layout: StoreLayout) -> dict[str, Any]:
         "messages": [
             {
                 "due": one.slot_time + step,
-                "topic": one.topic,
-                "queue_id": one.queue_id,
-                "uniq_key": one.uniq_key,
-                "keys": one.keys,
-                "physical_offset": one.physical_offset,
+                **text.document(one, ("topic", "queue_id", "uniq_key", "keys", "physical_offset")),
                 "timer_queue_offset": one.queue_offset,
                 "is_in_wheel": one.queue_offset < check.enqueued,
                 "rolled": one.rolled,

@@ -61,8 +61,10 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, out: 
     if prometheus:
         out.jsonl(metrics.splitlines())
     elif as_json:
-        document = _stats_document(root, broker, state, pops)
-        out.json(document | {"unreadable": queue_list(left_out)})
+        # docs/json.md describes the document.
+        document = {"store": root, "broker": broker} | state.to_json()
+        more = {"unacknowledged_pops": pops.to_json(), "unreadable": queue_list(left_out)}
+        out.json(document | more)
     else:
         _show_stats(out, root, state)
         _show_pops(out, pops)
@@ -71,25 +73,20 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, out: 
     end_incomplete(out, left_out)
 
 
-def _stats_document(root: str, broker: str, state: StoreState, pops: Pops) -> dict[str, Any]:
-    # docs/json.md describes the document.
-    document = {"store": root, "broker": broker} | state.to_json()
-    return document | {"unacknowledged_pops": pops.to_json()}
-
-
 def _show_stats(out: Output, root: str, state: StoreState) -> None:
     length = state.max_offset - state.min_offset
     oldest = "-"
     if state.reserve_time_ms is not None:
         stored = text.time_text(state.first_timestamp)
         oldest = f"{stored}, {text.duration_text(state.reserve_time_ms)} ago"
+    ratio = state.commit_log_disk_ratio
     rows = [
         ("store", root),
         ("state", STATES[state.state]),
         ("log", f"{state.min_offset} to {state.max_offset}: {text.size_text(length)}"),
         ("oldest", oldest),
         ("files", sizes_text(state.file_bytes)),
-        ("disk", _ratio(state.commit_log_disk_ratio)),
+        ("disk", "unknown" if ratio is None else f"{ratio:.1%} full"),
         ("behind", f"dispatch {_bytes(state.dispatch_behind)}, disk {_bytes(state.flush_behind)}"),
     ]
     out.facts(rows, 8)
@@ -106,10 +103,6 @@ def _show_stats(out: Output, root: str, state: StoreState) -> None:
         out.line()
         levels = [[one.level, one.delivered, one.max_offset] for one in state.delay_levels]
         out.table(["delay level", "delivered", "max"], levels, right="delivered max")
-
-
-def _ratio(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1%} full"
 
 
 def _bytes(count: int | None) -> str:
