@@ -34,6 +34,7 @@ from logquarry.spark.lakehouse.table import (
     missing_extra,
     text_bound,
 )
+from logquarry.spark.merging import Source
 from logquarry.spark.output import OutputFolder
 
 if TYPE_CHECKING:
@@ -343,12 +344,9 @@ class Iceberg:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TableDataFile:
+class TableDataFile(Source):
     """A Parquet file of the table's current snapshot, with the values that a compaction needs."""
 
-    path: str
-    rows: int
-    bytes: int
     values: Mapping[str, Any]
     file: DataFile
 
