@@ -360,21 +360,15 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     reason: OSError | None = None
     try:
         for folder in cache_folders(environ):
-            if _made(folder):
-                return folder
+            with suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                if _is_writable(folder):
+                    return folder
     except OSError as error:
         reason = error
     raise PermissionError(
         errno.EACCES, "no folder for caches can be written: set LOGQUARRY_CACHE_DIR"
     ) from reason
-
-
-def _made(folder: Path) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return _is_writable(folder)
 
 
 def _is_writable(folder: Path) -> bool:

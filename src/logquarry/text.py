@@ -95,13 +95,10 @@ def duration_text(ms: int) -> str:
     if round(ms / _SECOND_MS, 1) < _MINUTE_MS / _SECOND_MS:
         return f"{ms / _SECOND_MS:.1f} s"
     ms = max(ms, _MINUTE_MS)
-    for unit, name, part, part_name in (
-        (_HOUR_MS, "min", _SECOND_MS, "s"),
-        (_DAY_MS, "h", _MINUTE_MS, "min"),
-    ):
-        if ms < unit:
-            whole = _MINUTE_MS if name == "min" else _HOUR_MS
-            return f"{ms // whole} {name} {ms % whole // part} {part_name}"
+    if ms < _HOUR_MS:
+        return f"{ms // _MINUTE_MS} min {ms % _MINUTE_MS // _SECOND_MS} s"
+    if ms < _DAY_MS:
+        return f"{ms // _HOUR_MS} h {ms % _HOUR_MS // _MINUTE_MS} min"
     return f"{ms // _DAY_MS} d {ms % _DAY_MS // _HOUR_MS} h"
 
 

@@ -74,9 +74,10 @@ def _task(store: Path, size: int) -> ReadTask:
 
 def _read(store: Path, _: Path, size: int) -> None:
     """The source's task, up to the batches that Spark receives."""
-    from logquarry.spark.columns import native_struct, task_rows
+    from logquarry.spark.columns import struct_of, task_rows
+    from logquarry.spark.options import ReadOptions
 
-    for batch in task_rows(_task(store, size), native_struct(schema.NAMES)):
+    for batch in task_rows(_task(store, size), struct_of(ReadOptions(paths=()))):
         assert batch.num_rows
 
 

@@ -274,6 +274,6 @@ def test_export_summary_is_a_value() -> None:
 
 
 def summarize_nothing() -> Any:
-    from logquarry.spark.summary import Summary
+    from logquarry.spark.parquet import Summary
 
     return Summary()

@@ -21,10 +21,10 @@ import math
 import random
 import shutil
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -287,23 +287,10 @@ class Bench:
         if threads == 1:
             put(start, stop, each)
             return
-        failures: list[BaseException] = []
-
-        def run(first: int) -> None:
-            try:
-                put(first, stop, each * threads)
-            except BaseException as error:
-                failures.append(error)
-
-        running = [
-            threading.Thread(target=run, args=[start + number * each]) for number in range(threads)
-        ]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
-        if failures:
-            raise failures[0]
+        firsts = range(start, start + threads * each, each)
+        with ThreadPoolExecutor(threads) as pool:
+            for done in [pool.submit(put, first, stop, each * threads) for first in firsts]:
+                done.result()
 
     def timed_gets(self) -> dict[str, float]:
         """Get all messages of all queues several times, with and without reading their fields.

@@ -83,15 +83,8 @@ def _alone(out: Output, stores: Sequence[str], settings: StoreConfig | None) -> 
 def _show_findings(out: Output, report: VerifyReport) -> None:
     if report.findings:
         rows = [
-            [
-                finding.severity,
-                finding.kind,
-                text.printable(finding.file),
-                str(finding.offset),
-                text.count_text(finding.length or None),
-                text.printable(finding.reason),
-            ]
-            for finding in report.findings
+            (f.severity, f.kind, f.file, f.offset, text.count_text(f.length or None), f.reason)
+            for f in report.findings
         ]
         header = ["severity", "kind", "file", "offset", "bytes", "reason"]
         out.table(header, rows, right="offset bytes")
@@ -222,11 +215,11 @@ def _show_parts(out: Output, found: StoreDiff) -> None:
     out.line()
     rows = [
         [
-            text.printable(part.file),
-            str(part.offset),
+            part.file,
+            part.offset,
             f"{part.length:,}",
             f"not in {part.missing_in}" if part.missing_in else f"{part.different_bytes:,}",
-            str(part.first_difference),
+            part.first_difference,
         ]
         for part in differing[:MOST_LISTED]
     ]
@@ -245,9 +238,8 @@ def _show_queues(out: Output, found: StoreDiff) -> None:
     out.line()
     rows = []
     for queue in differing[:MOST_LISTED]:
-        ends = ["-" if side is None else str(side.max_offset) for side in (queue.a, queue.b)]
-        name = text.shown(queue.topic)
-        rows.append([name, str(queue.queue_id), *ends, text.printable(queue.reason)])
+        ends = ["-" if side is None else side.max_offset for side in (queue.a, queue.b)]
+        rows.append([text.shown(queue.topic), queue.queue_id, *ends, queue.reason])
     out.table(["topic", "queue", "end in a", "end in b", "difference"], rows, right="queue")
     out.more(len(differing) - len(rows))
 

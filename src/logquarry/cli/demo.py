@@ -19,7 +19,7 @@ from logquarry.errors import LogquarryError
 
 if TYPE_CHECKING:
     from logquarry.repair.findings import VerifyReport
-    from logquarry.spark.summary import Summary
+    from logquarry.spark.parquet import Summary
 
 _STORE = "real-broker"
 
@@ -98,7 +98,7 @@ def _report(out: Output, store: Path, page: Path) -> VerifyReport:
             file.write(html.encode())
     except LogquarryError as error:
         page.unlink(missing_ok=True)
-        out.warn(f"no report was written: {text.printable(str(error))}")
+        out.warn(f"no report was written: {error}")
     return verify_store(StoreLayout.open(store))
 
 
@@ -106,7 +106,7 @@ def _summary(out: Output, summary: Summary, report: VerifyReport) -> None:
     total = summary.total
     rows = [
         [
-            text.printable(name),
+            name,
             text.count_text(topic.messages),
             text.size_text(topic.bytes),
             text.time_text(topic.first_ms),

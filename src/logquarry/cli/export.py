@@ -176,7 +176,7 @@ def named_values(words: Sequence[str]) -> dict[str, str] | None:
 def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
     """Run the export on Spark, and print the number of added messages."""
     follow = export.options.follow
-    where = text.printable(export.target.table.folder.location)
+    where = export.target.table.folder.location
 
     def note_commit(done: Done) -> None:
         out.note(
@@ -195,11 +195,8 @@ def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
         f"{text.plural(done.files, 'file')}, {text.size_text(done.bytes)}, in {done.seconds:.1f} s"
     )
     if done.dead_messages:
-        assert done.dead_letters is not None
-        out.note(
-            f"{text.plural(done.dead_messages, 'body', 'bodies')} did not decode: see "
-            f"{text.printable(done.dead_letters)}"
-        )
+        count = text.plural(done.dead_messages, "body", "bodies")
+        out.note(f"{count} did not decode: see {done.dead_letters}")
     return done
 
 
@@ -355,7 +352,7 @@ def _jsonl(
     for reader in readers:
         messages.report_damage(out, reader.damage.spans, on_damage)
     what = f"{text.plural(count, 'message')}, {text.size_text(length)}"
-    out.note(f"wrote {what}" + (f" to {text.printable(target)}" if target != _STDOUT else ""))
+    out.note(f"wrote {what}" + (f" to {target}" if target != _STDOUT else ""))
 
 
 def _write(

@@ -85,10 +85,7 @@ def import_(
                 others = f", the others are not: put only those with --skip {done}"
                 again = _with_skip(outcome.words(ctx), done)
             outcome.remember_words(ctx, again)
-            output.error(
-                f"{which} of {text.printable(found.location)} are in "
-                f"{text.printable(store)}{others}"
-            )
+            output.error(f"{which} of {found.location} are in {store}{others}")
         raise
     seconds = time.monotonic() - began
     if as_json:
@@ -96,7 +93,7 @@ def import_(
         return
     out.note(
         f"put {text.plural(imported.messages, 'message')}, {text.size_text(imported.bytes)}, into "
-        f"{text.printable(store)} in {seconds:.1f} s"
+        f"{store} in {seconds:.1f} s"
     )
     if imported.raised_times:
         out.note(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from logquarry.log.layout import StoreLayout
     from logquarry.repair.findings import VerifyReport
     from logquarry.store.message_store import MessageStore
-    from logquarry.store.overview import Overview, TopicOverview
+    from logquarry.store.overview import Overview
     from logquarry.store.state import Transactions
 
 _QUEUE_MEMBERS: Final = ("queue_id", "min_offset", "max_offset", "messages", "bytes")
@@ -105,11 +105,10 @@ def info(
         else:
             out.line(f"quick look; `{check}` checks every frame")
     if found.hint is not None:
-        out.note(f"hint: {text.printable(found.hint)}")
+        out.note(f"hint: {found.hint}")
     for span in found.damage:
         out.warn(
-            f"{text.printable(span.path)}: at offset {span.offset}: {span.kind}, "
-            f"{text.plural(span.length, 'byte')}"
+            f"{span.path}: at offset {span.offset}: {span.kind}, {text.plural(span.length, 'byte')}"
         )
     end_incomplete(out, left_out)
 
@@ -123,7 +122,7 @@ def _show_features(out: Output, store: str, settings: StoreConfig | None, *, as_
     if as_json:
         out.json({"store": layout.root, "features": features})
         return
-    out.facts([["store", text.printable(layout.root)], *_feature_rows(features)], 10)
+    out.facts([["store", layout.root], *_feature_rows(features)], 10)
 
 
 # ----------------------------------------------------------------------------------- info: JSON
@@ -132,6 +131,13 @@ def _document(store: MessageStore, found: Overview, halves: Transactions | None)
     layout, log = store.layout, store.layout.commit_log
     from logquarry.store.state import file_bytes
 
+    transactions = None
+    if halves is not None:
+        transactions = {
+            **text.document(halves, ("committed", "rolled_back", "put_back", "unreadable")),
+            "open": len(halves.open),
+            "open_messages": text.json_value(halves.open),
+        }
     return {
         "store": store.root,
         "broker": store.broker,
@@ -148,7 +154,13 @@ def _document(store: MessageStore, found: Overview, halves: Transactions | None)
         "bytes": _total(topic.bytes for topic in found.topics),
         "other_bytes": found.other_bytes,
         "hint": found.hint,
-        "topics": [_topic(topic) for topic in found.topics],
+        "topics": [
+            {
+                **text.document(topic, ("topic", "messages", "bytes")),
+                "queues": [text.document(queue, _QUEUE_MEMBERS) for queue in topic.queues],
+            }
+            for topic in found.topics
+        ],
         "index": [
             {
                 "path": file.path,
@@ -169,18 +181,9 @@ def _document(store: MessageStore, found: Overview, halves: Transactions | None)
             for s in found.damage
         ],
         "signs": found.signs,
-        "transactions": None if halves is None else _transactions(halves),
+        "transactions": transactions,
         "timers": None,
         "features": store.features.to_json(),
-    }
-
-
-def _topic(topic: TopicOverview) -> dict[str, Any]:
-    return {
-        "topic": topic.topic,
-        "messages": topic.messages,
-        "bytes": topic.bytes,
-        "queues": [text.document(queue, _QUEUE_MEMBERS) for queue in topic.queues],
     }
 
 
@@ -194,17 +197,6 @@ def _checkpoint(store: MessageStore) -> dict[str, int] | None:
     return None if found is None else found._asdict()
 
 
-def _transactions(halves: Transactions) -> dict[str, Any]:
-    return {
-        "committed": halves.committed,
-        "rolled_back": halves.rolled_back,
-        "put_back": halves.put_back,
-        "open": len(halves.open),
-        "unreadable": halves.unreadable,
-        "open_messages": text.json_value(halves.open),
-    }
-
-
 def _total(values: Any) -> int | None:
     numbers = list(values)
     return None if None in numbers else sum(numbers)
@@ -215,7 +207,7 @@ def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
     log, files = document["commit_log"], document["commit_log"]["files"]
     length = log["max_offset"] - log["min_offset"]
     rows = [
-        ["store", text.printable(document["store"])],
+        ["store", document["store"]],
         ["state", STATES[found.state]],
         [
             "log",
@@ -235,11 +227,8 @@ def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
     ]
     rows += _feature_rows(document["features"])
     if document["ignored"]:
-        rows.append(["ignored", text.printable(", ".join(document["ignored"]))])
-    rows += [
-        ["" if number else "damage", text.printable(sign)]
-        for number, sign in enumerate(found.signs)
-    ]
+        rows.append(["ignored", ", ".join(document["ignored"])])
+    rows += [["" if number else "damage", sign] for number, sign in enumerate(found.signs)]
     out.facts(rows, 10)
     if found.topics:
         out.line()
@@ -258,11 +247,12 @@ def _feature_rows(features: dict[str, Any]) -> list[list[str]]:
     if writer["evidence"]:
         known = [f"{writer['at_least']} or later"] if writer["at_least"] else []
         known += [f"before {writer['before']}"] if writer["before"] else []
-        shown = text.printable(", ".join(writer["evidence"]))
-        rows.append(["written by", f"RocketMQ {', '.join(known)} ({shown})"])
+        evidence = ", ".join(writer["evidence"])
+        rows.append(["written by", f"RocketMQ {', '.join(known)} ({evidence})"])
     for number, feature in enumerate(features["found"]):
-        shown = text.printable(f"{feature['detail']} ({', '.join(feature['evidence'])})")
-        rows.append(["" if number else "features", f"{feature['name']}: {shown}"])
+        evidence = ", ".join(feature["evidence"])
+        shown = f"{feature['name']}: {feature['detail']} ({evidence})"
+        rows.append(["" if number else "features", shown])
     return rows
 
 
@@ -304,17 +294,14 @@ def _show_topics(out: Output, found: Overview) -> None:
     for topic in topics:
         share = "-" if topic.bytes is None else f"{topic.bytes / length:.1%}"
         own = [text.count_text(topic.messages), text.size_text(topic.bytes), share]
-        name = text.printable(topic.topic)
         if len(topic.queues) == 1:
             (queue,) = topic.queues
-            ends = [str(queue.min_offset), str(queue.max_offset)]
-            rows.append([name, str(queue.queue_id), *ends, *own])
+            rows.append([topic.topic, queue.queue_id, queue.min_offset, queue.max_offset, *own])
             continue
-        rows.append([name, "all", "", "", *own])
+        rows.append([topic.topic, "all", "", "", *own])
         for queue in topic.queues:
             numbers = [text.count_text(queue.messages), text.size_text(queue.bytes)]
-            ends = [str(queue.min_offset), str(queue.max_offset)]
-            rows.append(["", str(queue.queue_id), *ends, *numbers, ""])
+            rows.append(["", queue.queue_id, queue.min_offset, queue.max_offset, *numbers, ""])
     header = ["topic", "queue", "min", "max", "messages", "bytes", "share"]
     out.table(header, rows, right="queue min max messages bytes share")
 
@@ -326,10 +313,10 @@ def _show_transactions(out: Output, halves: dict[str, Any]) -> None:
             out.line(f"  {name.replace('_', ' '):<12}{halves[name]:>9,}")
     rows = [
         [
-            str(half["physical_offset"]),
-            text.printable(half["topic"]),
+            half["physical_offset"],
+            half["topic"],
             text.time_text(half["born_timestamp"]),
-            str(half["check_times"]),
+            half["check_times"],
         ]
         for half in halves["open_messages"]
     ]
@@ -377,7 +364,7 @@ def report(store: str, target: str, config: str | None, out: Output) -> None:
     (path, page), left_out = read_store(store, settings, read)
     with output.staged(path) as file:
         file.write(page.encode())
-    out.note(f"wrote {text.printable(target)}, {text.size_text(len(page.encode()))}")
+    out.note(f"wrote {target}, {text.size_text(len(page.encode()))}")
     step = outcome.after_verify(found[0], store, config)
     if step is not None:
         out.note(step)
@@ -398,11 +385,7 @@ def timers_document(layout: StoreLayout) -> dict[str, Any]:
         "messages": [
             {
                 "due": one.slot_time + step,
-                "topic": one.topic,
-                "queue_id": one.queue_id,
-                "uniq_key": one.uniq_key,
-                "keys": one.keys,
-                "physical_offset": one.physical_offset,
+                **text.document(one, ("topic", "queue_id", "uniq_key", "keys", "physical_offset")),
                 "timer_queue_offset": one.queue_offset,
                 "is_in_wheel": one.queue_offset < check.enqueued,
                 "rolled": one.rolled,
@@ -421,10 +404,10 @@ def show_timers(out: Output, document: dict[str, Any]) -> None:
     rows = [
         [
             text.time_text(one["due"]),
-            text.printable(one["topic"]),
-            str(one["queue_id"]),
-            text.printable(one["keys"] or one["uniq_key"] or "-"),
-            str(one["physical_offset"]),
+            one["topic"],
+            one["queue_id"],
+            one["keys"] or one["uniq_key"] or "-",
+            one["physical_offset"],
         ]
         for one in document["messages"]
     ]

@@ -21,7 +21,7 @@ from typing import Any, Final, NoReturn, TextIO
 
 import click
 
-from logquarry import __version__, compiled, text
+from logquarry import __version__, compiled
 from logquarry.cli import interrupts, outcome, output
 from logquarry.cli.outcome import ExitCode, exit_code
 from logquarry.errors import LogquarryError
@@ -80,8 +80,7 @@ class _Commands(click.Group):
             except KeyboardInterrupt:
                 _interrupted(ctx)
             except (LogquarryError, OSError) as error:
-                lines = _message(error).split("\n")
-                output.error("\n".join(map(text.printable, lines)))
+                output.error(_message(error))
                 step = outcome.after_error(error, ctx)
                 if step is not None:
                     output.step(step)

@@ -294,8 +294,8 @@ def report_damage(
         return
     for span in spans[:_MOST_LISTED]:
         out.note(
-            f"  {text.printable(span.path)}: at offset {span.offset}: {span.kind}, "
-            f"{text.plural(span.length, 'byte')}: {text.printable(span.reason)}"
+            f"  {span.path}: at offset {span.offset}: {span.kind}, "
+            f"{text.plural(span.length, 'byte')}: {span.reason}"
         )
     if len(spans) > _MOST_LISTED:
         out.note(f"  and {len(spans) - _MOST_LISTED} more")

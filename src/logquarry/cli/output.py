@@ -142,18 +142,20 @@ class Output:
             sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
-    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
-        """Write a table with aligned columns.
+    def table(
+        self, header: Sequence[str], rows: Iterable[Iterable[object]], right: str = ""
+    ) -> None:
+        """Write a table with aligned columns; escape the cells.
 
         If stdout is a terminal, long texts are shortened to its width.
 
         Args:
-            rows: the cells; text from a store must be escaped (:func:`logquarry.text.printable`).
             right: names of the columns to align right, separated by spaces.
         """
         numbers = [i for i, name in enumerate(header) if name in right.split()]
         most = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        head, *lines = text.columns([[name.upper() for name in header], *rows], numbers, most)
+        cells = [[text.printable(str(cell)) for cell in row] for row in rows]
+        head, *lines = text.columns([[name.upper() for name in header], *cells], numbers, most)
         self.line(self.style(head, "bold"))
         self.lines(lines)
 
@@ -174,8 +176,9 @@ class Output:
         self.lines(["", self.style(title, "bold")])
 
     def facts(self, rows: Iterable[Sequence[str]], width: int) -> None:
-        """Write pairs of a name and a value."""
-        self.lines(f"{self.style(f'{name:<{width}}', 'bold')}  {value}" for name, value in rows)
+        """Write pairs of a name and a value; escape the values."""
+        for name, value in rows:
+            self.line(f"{self.style(f'{name:<{width}}', 'bold')}  {text.printable(value)}")
 
     def style(self, words: str, style: str) -> str:
         """Style a text, if stdout is a terminal that shows styles."""
@@ -183,14 +186,17 @@ class Output:
 
     # ------------------------------------------------------------------------------------- notes
     def note(self, message: str) -> None:
-        """Write a note to stderr, unless ``--quiet`` is given."""
-        if not self.quiet:
-            sys.stdout.flush()
-            sys.stderr.write(message + "\n")
+        """Write a note to stderr, unless ``--quiet`` is given; escape the note."""
+        self._note("", message)
 
     def warn(self, message: str) -> None:
-        """Write a warning to stderr, unless ``--quiet`` is given."""
-        self.note(_styled("warning: ", "yellow", sys.stderr) + message)
+        """Write a warning to stderr, unless ``--quiet`` is given; escape the warning."""
+        self._note(_styled("warning: ", "yellow", sys.stderr), message)
+
+    def _note(self, label: str, message: str) -> None:
+        if not self.quiet:
+            sys.stdout.flush()
+            sys.stderr.write(f"{label}{text.printable(message)}\n")
 
     @contextmanager
     def status_line(self) -> Iterator[Callable[[str], None]]:
@@ -306,8 +312,9 @@ def _with_names(text: str) -> str:
 
 
 def error(message: str) -> None:
-    """Write an error to stderr."""
-    sys.stderr.write(_styled("error: ", "red", sys.stderr) + message + "\n")
+    """Write an error of one or several lines to stderr; escape the lines."""
+    lines = map(text.printable, message.split("\n"))
+    sys.stderr.write(_styled("error: ", "red", sys.stderr) + "\n".join(lines) + "\n")
 
 
 def step(line: str) -> None:

@@ -266,7 +266,7 @@ def replicate(
         # Flush here, although close() flushes too: close() does not report a failed disk.
         opened.flush()
         end = opened.max_offset
-    out.note(f"{text.printable(folder)} has the master's log up to {end}")
+    out.note(f"{folder} has the master's log up to {end}")
 
 
 def _fetch_last(out: Output, sync: ConfigSync) -> None:
@@ -297,7 +297,7 @@ class _Line:
         news = f"{status.master}: connected" if status.is_connected else status.trouble
         if news and news != self._log_note:
             self._log_note = news
-            self._out.note(text.printable(news))
+            self._out.note(news)
         if self._sync is not None:
             fetched = self._sync.status()
             if fetched.has_ended:
@@ -305,7 +305,7 @@ class _Line:
             news = fetched.trouble or ("config/ is copied" if fetched.times else "")
             if news and news != self._config_note:
                 self._config_note = news
-                self._out.note(f"{fetched.master}: {text.printable(news)}")
+                self._out.note(f"{fetched.master}: {news}")
         before, had = self._at
         now = time.monotonic()
         speed = (status.received_bytes - had) / max(now - before, 1e-3)

@@ -146,21 +146,18 @@ def _show(out: Output, plan: RetentionPlan, store: str, *, is_applied: bool) -> 
     out.section("transactions", _lines(plan.transactions), _MOST_LISTED)
     if plan.messages:
         out.title("deleted messages" if is_applied else "messages to delete")
-        rows = [[text.printable(t), f"{n:,}"] for t, n in sorted(plan.messages.items())]
+        rows = [[topic, f"{count:,}"] for topic, count in sorted(plan.messages.items())]
         out.table(["topic", "messages"], rows, right="messages")
     if plan.unread:
         out.title("not read yet by these consumer groups")
         unread = [
-            [
-                *(text.printable(one.group), text.printable(one.topic)),
-                *(str(one.queue_id), str(one.offset), f"{one.messages:,}"),
-            ]
+            [one.group, one.topic, one.queue_id, one.offset, f"{one.messages:,}"]
             for one in plan.unread
         ]
         header = ["group", "topic", "queue", "next", "messages"]
         out.table(header, unread, right="queue next messages")
     if plan.refused is not None:
-        out.warn(f"--apply is not possible now: {text.printable(plan.refused)}")
+        out.warn(f"--apply is not possible now: {plan.refused}")
 
 
 def _lines(files: Iterable[ExpiredFile]) -> list[str]:

@@ -124,21 +124,15 @@ def _telling_what_is_left(into: Path | None) -> Iterator[None]:
         with suppress(LogquarryError):
             reason = why_not_empty(into) if into is not None and was_empty else None
             if reason is not None and reason != str(error):
-                output.error(text.printable(reason))
+                output.error(reason)
         raise
 
 
 def _show_salvage(out: Output, found: Salvaged) -> None:
     plan = found.plan
     if plan.lost:
-        rows = [
-            [
-                text.printable(span.file),
-                str(span.offset),
-                f"{span.length:,}",
-                span.kind,
-                text.printable(span.reason),
-            ]
+        rows: list[list[object]] = [
+            [span.file, span.offset, f"{span.length:,}", span.kind, span.reason]
             for span in plan.lost[:MOST_LISTED]
         ]
         out.table(["file", "offset", "bytes", "kind", "reason"], rows, right="offset bytes")
@@ -152,7 +146,7 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
     ]
     if lost:
         rows = [
-            [text.printable(topic), str(queue_id), str(start), f"{stop - start:,}"]
+            [topic, queue_id, start, f"{stop - start:,}"]
             for topic, queue_id, start, stop in lost[:MOST_LISTED]
         ]
         out.table(["lost in", "queue", "from offset", "messages"], rows, right="queue messages")
@@ -160,7 +154,7 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
         out.line()
     if plan.topics:
         rows = [
-            [text.printable(name), f"{one.messages:,}", text.size_text(one.bytes), f"{one.lost:,}"]
+            [name, f"{one.messages:,}", text.size_text(one.bytes), f"{one.lost:,}"]
             for name, one in sorted(plan.topics.items())
         ]
         out.table(["topic", "saved", "bytes", "lost"], rows, right="saved bytes lost")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -67,21 +68,16 @@ def session_if_installed(master: str | None) -> Iterator[SparkSession | None]:
 def _in_other_thread(make: Callable[[], SparkSession]) -> SparkSession:
     # Start Spark in a second thread: in the main thread, Ctrl-C would not work during the start,
     # and PySpark would install a handler for Ctrl-C that can call the JVM at any moment.
-    made: list[SparkSession] = []
-    failed: list[BaseException] = []
+    made: Future[SparkSession] = Future()
 
     def target() -> None:
         try:
-            made.append(make())
+            made.set_result(make())
         except BaseException as error:
-            failed.append(error)
+            made.set_exception(error)
 
-    thread = threading.Thread(target=target, daemon=True, name="make-session")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return made[0]
+    threading.Thread(target=target, daemon=True, name="make-session").start()
+    return made.result()
 
 
 @contextmanager
@@ -115,7 +111,7 @@ def export(
             spark, stores, target, options, partition_by=partition_by, progress=progress
         )
     out.note(
-        f"wrote {text.plural(done.messages, 'message')} to {text.printable(done.location)}: "
+        f"wrote {text.plural(done.messages, 'message')} to {done.location}: "
         f"{text.plural(len(done.files), 'file')}, {text.size_text(done.bytes)}, in "
         f"{done.seconds:.1f} s"
     )

@@ -61,20 +61,16 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, out: 
     if prometheus:
         out.jsonl(metrics.splitlines())
     elif as_json:
-        document = _stats_document(root, broker, state, pops)
-        out.json(document | {"unreadable": queue_list(left_out)})
+        # docs/json.md describes the document.
+        document = {"store": root, "broker": broker} | state.to_json()
+        more = {"unacknowledged_pops": pops.to_json(), "unreadable": queue_list(left_out)}
+        out.json(document | more)
     else:
         _show_stats(out, root, state)
         _show_pops(out, pops)
     if pops.hint is not None:
-        out.note(f"hint: {text.printable(pops.hint)}")
+        out.note(f"hint: {pops.hint}")
     end_incomplete(out, left_out)
-
-
-def _stats_document(root: str, broker: str, state: StoreState, pops: Pops) -> dict[str, Any]:
-    # docs/json.md describes the document.
-    document = {"store": root, "broker": broker} | state.to_json()
-    return document | {"unacknowledged_pops": pops.to_json()}
 
 
 def _show_stats(out: Output, root: str, state: StoreState) -> None:
@@ -83,41 +79,30 @@ def _show_stats(out: Output, root: str, state: StoreState) -> None:
     if state.reserve_time_ms is not None:
         stored = text.time_text(state.first_timestamp)
         oldest = f"{stored}, {text.duration_text(state.reserve_time_ms)} ago"
+    ratio = state.commit_log_disk_ratio
     rows = [
-        ("store", text.printable(root)),
+        ("store", root),
         ("state", STATES[state.state]),
         ("log", f"{state.min_offset} to {state.max_offset}: {text.size_text(length)}"),
         ("oldest", oldest),
         ("files", sizes_text(state.file_bytes)),
-        ("disk", _ratio(state.commit_log_disk_ratio)),
+        ("disk", "unknown" if ratio is None else f"{ratio:.1%} full"),
         ("behind", f"dispatch {_bytes(state.dispatch_behind)}, disk {_bytes(state.flush_behind)}"),
     ]
     out.facts(rows, 8)
     if state.retained:
         out.line()
         topics = sorted(state.retained.items(), key=lambda item: (-item[1].bytes, item[0]))
-        table = [
-            [text.printable(name), f"{kept.messages:,}", text.size_text(kept.bytes)]
-            for name, kept in topics
-        ]
+        table = [[name, f"{kept.messages:,}", text.size_text(kept.bytes)] for name, kept in topics]
         out.table(["topic", "messages", "bytes"], table, right="messages bytes")
     if state.consumer_lag:
         out.line()
-        lags = [
-            [text.printable(lag.group), text.printable(lag.topic), f"{lag.messages:,}"]
-            for lag in state.consumer_lag
-        ]
+        lags = [[lag.group, lag.topic, f"{lag.messages:,}"] for lag in state.consumer_lag]
         out.table(["group", "topic", "behind"], lags, right="behind")
     if state.delay_levels:
         out.line()
-        levels = [
-            [str(one.level), str(one.delivered), str(one.max_offset)] for one in state.delay_levels
-        ]
+        levels = [[one.level, one.delivered, one.max_offset] for one in state.delay_levels]
         out.table(["delay level", "delivered", "max"], levels, right="delivered max")
-
-
-def _ratio(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1%} full"
 
 
 def _bytes(count: int | None) -> str:
@@ -133,11 +118,8 @@ def _show_pops(out: Output, pops: Pops) -> None:
     if pops.queues:
         out.line()
         rows = [
-            [
-                *(text.printable(one.group), text.printable(one.topic), str(one.queue_id)),
-                *(f"{one.messages:,}", text.time_text(one.oldest)),
-            ]
-            for one in pops.queues
+            [q.group, q.topic, q.queue_id, f"{q.messages:,}", text.time_text(q.oldest)]
+            for q in pops.queues
         ]
         header = ["popped by group", "topic", "queue", "unacknowledged", "oldest pop"]
         out.table(header, rows, right="queue unacknowledged")
@@ -179,6 +161,6 @@ def queue_list(queues: Mapping[QueueKey, str]) -> list[dict[str, Any]]:
 def end_incomplete(out: Output, left_out: Mapping[QueueKey, str]) -> None:
     """Warn of each queue that was left out; if there is one, exit with the code for findings."""
     for (topic, queue_id), reason in sorted(left_out.items()):
-        out.warn(f"left out: {text.printable(topic)} queue {queue_id}: {text.printable(reason)}")
+        out.warn(f"left out: {topic} queue {queue_id}: {reason}")
     if left_out:
         click.get_current_context().exit(ExitCode.FINDINGS)

@@ -34,6 +34,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import LogBytes
 from logquarry.log.readable import UNREADABLE, Unreadable
 from logquarry.log.store_files import StoreFile
+from logquarry.text import document
 
 DEFAULT_BATCH_BYTES = 4 << 20
 _LEAST_ROWS = 1024
@@ -123,6 +124,10 @@ class DamagedSpan:
     def is_tail(self) -> bool:
         """Whether the damage is a torn tail: no sound frame follows it."""
         return self.kind == TORN_TAIL
+
+    def to_json(self) -> dict[str, object]:
+        """Return the object that docs/json.md describes."""
+        return {"file": self.path, **document(self, ("offset", "length", "kind", "reason"))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the page. ``rows`` has cells as text, which :func:`render` escapes. ``numbers``
-    and ``words`` are the columns that contain numbers, or text that stays on one line.
+    """A table of the page. ``numbers`` and ``words`` are the columns that contain numbers, or text
+    that stays on one line.
     """
 
     title: str
@@ -89,7 +89,7 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """Render a page as one HTML document."""
+    """Render a page as one HTML document; escape all texts."""
     parts = [
         "<!doctype html>",
         '<html lang="en">',
@@ -150,30 +150,29 @@ def _table(table: Table) -> Iterable[str]:
         yield f'<th scope="col"{kind}>{_text(name)}</th>'
     yield "</tr></thead><tbody>"
     for row in table.rows[:MOST_ROWS]:
-        cells = [
-            f"<td{_cell_kind(table, column, cell)}>{_text(cell)}</td>"
-            for column, cell in enumerate(row)
-        ]
+        cells = []
+        for column, cell in enumerate(row):
+            kind = ' class="number"' if column in table.numbers else ""
+            if column in table.words:
+                kind = f' class="word{" damage" if cell == "damage" else ""}"'
+            cells.append(f"<td{kind}>{_text(cell)}</td>")
         yield f"<tr>{''.join(cells)}</tr>"
     yield "</tbody></table></div>"
     if len(table.rows) > MOST_ROWS:
         yield f'<p class="note">The first {MOST_ROWS} of {len(table.rows):,} rows.</p>'
 
 
-def _cell_kind(table: Table, column: int, cell: str) -> str:
-    if column in table.numbers:
-        return ' class="number"'
-    if column in table.words:
-        return f' class="word{" damage" if cell == "damage" else ""}"'
-    return ""
-
-
 def _scripts(figures: Sequence[Figure]) -> Iterable[str]:
     if not figures:
         return
+    import vl_convert
+
     specs = [figure.spec for figure in figures]
     yield f'<script type="application/json" id="figures">{script_json(specs)}</script>'
-    yield f"<script>{_library()}</script>"
+    library: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # the stub is wrong
+    # Text in the script must not end the script element.
+    library = library.replace("</script", "<\\/script").replace("<!--", "\\x3c!--")
+    yield f"<script>{library}</script>"
     yield f"<script>{_DRAW}</script>"
 
 
@@ -185,17 +184,9 @@ def script_json(value: Any) -> str:
     return text
 
 
-def _library() -> str:
-    import vl_convert
-
-    script: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # the stub is wrong
-    # Text in the script must not end the script element.
-    return script.replace("</script", "<\\/script").replace("<!--", "\\x3c!--")
-
-
 def _text(text: str) -> str:
     # Use a no-break space, so that a number and its unit stay on one line.
-    text = _NUMBER_WITH_UNIT.sub("\\1\u00a0\\2", text)
+    text = _NUMBER_WITH_UNIT.sub("\\1\u00a0\\2", printable(text))
     return html.escape(text, quote=True)
 
 
@@ -247,10 +238,10 @@ def store_report(
         report = verify_store(store.layout, progress=progress)
     checked(report)
     if glance.hint is not None:
-        reason = printable(glance.hint.partition(";")[0])
+        reason = glance.hint.partition(";")[0]
         notes = [*notes, f"Messages and bytes by queue are unknown: {reason}."]
     page = Page(
-        title=f"Store {printable(store.root)}" if title is None else title,
+        title=f"Store {store.root}" if title is None else title,
         subtitle=_subtitle(store, glance),
         tiles=_tiles(found, glance, report),
         figures=figures(found, _pending(store)),
@@ -263,7 +254,7 @@ def store_report(
 def _subtitle(store: MessageStore, glance: Overview) -> str:
     now = datetime.now(UTC)
     return (
-        f"{printable(store.broker)}, {_STATES[glance.state]}; offsets "
+        f"{store.broker}, {_STATES[glance.state]}; offsets "
         f"{count_text(glance.min_offset)} to {count_text(glance.max_offset)}; "
         f"logquarry, {now:%Y-%m-%d %H:%M} UTC"
     )
@@ -309,7 +300,7 @@ def _tiles(found: Survey, glance: Overview, report: VerifyReport) -> list[Tile]:
 def _queue_table(glance: Overview) -> Table:
     rows = [
         [
-            printable(queue.topic),
+            queue.topic,
             str(queue.queue_id),
             count_text(queue.min_offset),
             count_text(queue.max_offset),
@@ -329,10 +320,10 @@ def _finding_table(report: VerifyReport) -> Table:
         [
             finding.severity,
             finding.kind,
-            printable(finding.file),
+            finding.file,
             count_text(finding.offset),
             count_text(finding.length or None),
-            printable(finding.reason),
+            finding.reason,
         ]
         for finding in ranked
     ]

@@ -15,16 +15,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 # Spark's workers import this package too, so session.py imports pyspark only inside functions.
-from logquarry.spark.session import get_session, register
+from logquarry.spark.session import get_session
 
 if TYPE_CHECKING:
     from logquarry.spark.compaction import compact
     from logquarry.spark.export import export_parquet, summarize
     from logquarry.spark.lakehouse.export import export_delta, export_iceberg
-    from logquarry.spark.reading import read
     from logquarry.spark.rebuilding import rebuild_on_spark
     from logquarry.spark.repair import salvage_stores, verify_stores
     from logquarry.spark.sink import load
+    from logquarry.spark.source import read, register
 
 __all__ = [
     "compact",
@@ -47,8 +47,9 @@ _JOBS = {
     "export_iceberg": "lakehouse.export",
     "export_parquet": "export",
     "load": "sink",
-    "read": "reading",
+    "read": "source",
     "rebuild_on_spark": "rebuilding",
+    "register": "source",
     "salvage_stores": "repair",
     "summarize": "export",
     "verify_stores": "repair",

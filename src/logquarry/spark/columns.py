@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -201,44 +201,34 @@ def _log_damage(damage: DamageLog, logged: int) -> int:
 
 
 def struct_of(options: ReadOptions) -> StructType:
-    """Return Spark's schema of the selected columns; Kafka's columns are all nullable."""
-    if not options.is_kafka:
-        return native_struct(options.names)
-    kinds = {column.name: column.spark for column in schema.KAFKA_COLUMNS}
-    return types.StructType([types.StructField(n, _type(kinds[n])) for n in options.names])
+    """Return Spark's schema of the selected columns.
 
-
-def native_struct(names: Sequence[str]) -> StructType:
-    """Return Spark's schema of native columns.
-
-    Columns that every message has are not nullable, so Spark does not test each value for null.
+    Kafka's columns are all nullable. Native columns that every message has are not nullable, so
+    Spark does not test each value for null.
     """
-    columns = {column.name: column for column in schema.COLUMNS}
+    kinds = _kinds(options)
+    always = () if options.is_kafka else [c.name for c in schema.COLUMNS if not c.optional]
     return types.StructType(
-        [types.StructField(n, _type(columns[n].spark), columns[n].optional) for n in names]
+        [types.StructField(n, _TYPES[kinds[n]], n not in always) for n in options.names]
     )
 
 
-def _type(text: str) -> types.DataType:
-    kinds: dict[str, Callable[[], types.DataType]] = {
-        "string": types.StringType,
-        "int": types.IntegerType,
-        "bigint": types.LongType,
-        "timestamp": types.TimestampType,
-        "binary": types.BinaryType,
-        "map<string,string>": lambda: types.MapType(
-            types.StringType(), types.StringType(), valueContainsNull=False
-        ),
-        "array<struct<key:string,value:binary>>": lambda: types.ArrayType(
-            types.StructType(
-                [
-                    types.StructField("key", types.StringType()),
-                    types.StructField("value", types.BinaryType()),
-                ]
-            )
-        ),
-    }
-    return kinds[text]()
+def _kinds(options: ReadOptions) -> dict[str, str]:
+    columns = schema.KAFKA_COLUMNS if options.is_kafka else schema.COLUMNS
+    return {column.name: column.spark for column in columns}
+
+
+_STRING, _BINARY = types.StringType(), types.BinaryType()
+_HEADER = [types.StructField("key", _STRING), types.StructField("value", _BINARY)]
+_TYPES: Final[Mapping[str, types.DataType]] = {
+    "string": _STRING,
+    "int": types.IntegerType(),
+    "bigint": types.LongType(),
+    "timestamp": types.TimestampType(),
+    "binary": _BINARY,
+    "map<string,string>": types.MapType(_STRING, _STRING, valueContainsNull=False),
+    "array<struct<key:string,value:binary>>": types.ArrayType(types.StructType(_HEADER)),
+}
 
 
 def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
@@ -246,8 +236,7 @@ def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
     given = struct.fieldNames()
     if not given:
         raise UsageError("schema: it has no columns")
-    columns = schema.KAFKA_COLUMNS if options.is_kafka else schema.COLUMNS
-    types = {column.name: column.spark for column in columns}
+    kinds = _kinds(options)
     names = options.check_names(given)
     if options.columns is not None and set(names) != set(options.columns):
         raise UsageError(
@@ -256,6 +245,6 @@ def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
         )
     for name, field in zip(names, struct.fields, strict=True):
         theirs = field.dataType.simpleString()
-        if theirs != types[name]:
-            raise UsageError(f"schema: the column {field.name} is {types[name]}, not {theirs}")
+        if theirs != kinds[name]:
+            raise UsageError(f"schema: the column {field.name} is {kinds[name]}, not {theirs}")
     return names

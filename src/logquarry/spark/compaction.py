@@ -113,13 +113,13 @@ def _on_spark(spark: SparkSession, folder: OutputFolder, progress: Progress | No
 class Compaction:
     """Number and bytes of the merged files (before), and of the files that replaced them."""
 
-    files_before: int
-    files_after: int
-    bytes_before: int
-    bytes_after: int
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
 
     @classmethod
-    def of(cls, before: Collection[_File | TableDataFile], after: Sequence[Merged]) -> Compaction:
+    def of(cls, before: Collection[Source], after: Sequence[Merged]) -> Compaction:
         """Count the replaced files `before` and the new files `after`, and add up their sizes."""
         sizes = sum(file.bytes for file in before), sum(file.bytes for file in after)
         return cls(len(before), len(after), *sizes)
@@ -137,31 +137,20 @@ _NAME: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
-    """A file of the manifest that can be merged; `first` is the offset in its name."""
+class _File(Source):
+    """A file of the manifest that can be merged.
 
-    entry: Mapping[str, Any]
+    Attributes:
+        first: the offset in the file's name.
+        order: sort key of files of one kind. The offset in the name is not enough: if a merge
+            writes several files, all of them have the same first offset in their names.
+    """
+
     place: str
     kind: str
     first: int
-
-    @property
-    def order(self) -> tuple[int, int, int, str]:
-        """Sort key of files of one kind.
-
-        The offset in the name is not enough: if a merge writes several files, all of them have the
-        same first offset in their names.
-        """
-        offsets = int(self.entry["first_offset"]), int(self.entry["last_offset"])
-        return self.first, *offsets, self.path
-
-    @property
-    def path(self) -> str:
-        return str(self.entry["path"])
-
-    @property
-    def bytes(self) -> int:
-        return int(self.entry["bytes"])
+    last_offset: int
+    order: tuple[int, int, int, str]
 
 
 def compact_folder(folder: OutputFolder, target_size: int, run: RunMerges) -> Compaction:
@@ -183,7 +172,7 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
     staging = output.TEMPORARY + uuid.uuid4().hex[:12]
     chosen = list(_chosen(_files(folder, manifest), target_size))
     if not chosen:
-        return Compaction(0, 0, 0, 0)
+        return Compaction()
     known = [str(entry["path"]) for entry in manifest["files"]]
     tasks = [_task(folder, staging, group, known) for group in chosen]
     folder.make(staging)
@@ -191,7 +180,7 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
         chosen, made = fewer(chosen, run(tasks))
         if not made:
             folder.remove_folder(staging)
-            return Compaction(0, 0, 0, 0)
+            return Compaction()
         new = _new_manifest(manifest, made, staging)
         _check_unchanged(folder, manifest, [file.path for file in made], staging)
     except BaseException:
@@ -247,14 +236,16 @@ def _files(folder: OutputFolder, manifest: Mapping[str, Any]) -> Iterator[_File]
     try:
         for entry in manifest["files"]:
             path = output.written_path(folder, output.MANIFEST, entry["path"])
-            if path in seen or int(entry["last_offset"]) < 0 or int(entry["bytes"]) < 0:
+            size, last = int(entry["bytes"]), int(entry["last_offset"])
+            if path in seen or last < 0 or size < 0:
                 raise ValueError(f"{path}: appears twice, or has invalid numbers")
             seen.add(path)
             place, _, name = path.rpartition("/")
             found = _NAME.fullmatch(name)
-            if found is not None and int(entry["rows"]) and int(entry["bytes"]):
-                int(entry["first_offset"])
-                yield _File(entry, place, found["kind"], int(found["first"]))
+            if found is not None and (rows := int(entry["rows"])) and size:
+                first = int(found["first"])
+                order = first, int(entry["first_offset"]), last, path
+                yield _File(path, size, rows, place, found["kind"], first, last, order)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{folder.location}/{output.MANIFEST}: is not a manifest of an export: {error!r}"
@@ -272,7 +263,7 @@ def _chosen(files: Iterator[_File], target_size: int) -> Iterator[list[_File]]:
 def _task(
     folder: OutputFolder, staging: str, group: Sequence[_File], known: Sequence[str]
 ) -> MergeTask:
-    first, last = group[0], int(group[-1].entry["last_offset"])
+    first, last = group[0], group[-1].last_offset
     # Choose an unused name, because a file of an earlier merge can already have the first name.
     name = f"{first.kind}.{first.first:020d}.to.{last:020d}"
     path = f"{first.place}/{name}".lstrip("/")
@@ -280,7 +271,7 @@ def _task(
     if taken:
         numbers = [int(found[0]) for rest in taken if (found := re.match("[0-9]+", rest))]
         path += f".{max(numbers, default=0) + 1}"
-    sources = tuple(Source(file.path, file.bytes, int(file.entry["rows"])) for file in group)
+    sources = tuple(Source(file.path, file.bytes, file.rows) for file in group)
     return MergeTask(folder, sources, path, staging)
 
 
@@ -351,7 +342,7 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
         raise StoreNotFound(f"{table.name}: there is no Iceberg table of this name")
     chosen = list(_iceberg_groups(table.data_files(), target_size))
     if not chosen:
-        return Compaction(0, 0, 0, 0)
+        return Compaction()
     made: list[Merged] = []
     try:
         results = run([_iceberg_task(table, group) for group in chosen])
@@ -360,7 +351,7 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
         _remove(table, [file for file in made if file not in kept])
         made = kept
         if not made:
-            return Compaction(0, 0, 0, 0)
+            return Compaction()
         before = {file.path: file for group in chosen for file in group}
         added = [_table_file(table, file, before[file.sources[0]]) for file in made]
     except BaseException:

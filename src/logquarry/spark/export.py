@@ -27,13 +27,14 @@ from logquarry.spark.jobs import context_of, run_tasks
 from logquarry.spark.options import ReadOptions, parse_read_options
 from logquarry.spark.output import ExportCommit, OutputFolder
 from logquarry.spark.parquet import (
+    TALLY_COLUMNS,
+    Summary,
     TaskResult,
     WrittenFile,
     check_partition_columns,
     write_empty,
     write_task,
 )
-from logquarry.spark.summary import TALLY_COLUMNS, Summary, damage_as_dict
 from logquarry.spark.tasks import ReadTask, plan_tasks, read_batches
 from logquarry.systems import held
 from logquarry.text import document
@@ -243,7 +244,7 @@ def _manifest(
         "partition_by": list(partition_by),
         **summary.total.as_dict(),
         "topics": {name: topic.as_dict() for name, topic in summary.topics.items()},
-        "damage": [damage_as_dict(span) for span in summary.damage],
+        "damage": [span.to_json() for span in summary.damage],
         "files": [
             document(file, ("path", "broker", "rows", "bytes", "first_offset", "last_offset"))
             for file in sorted(files, key=lambda file: file.path)

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,15 +25,7 @@ from logquarry.spark.parquet import ROW_GROUP_BYTES, writer_settings
 DEFAULT_TARGET_SIZE: Final = 256 << 20
 """Approximate bytes of a merged file."""
 
-S = TypeVar("S", bound="Sized")
-
-
-class Sized(Protocol):
-    """A file of known size."""
-
-    @property
-    def bytes(self) -> int:
-        """Size of the file in bytes."""
+S = TypeVar("S", bound="Source")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -239,27 +239,19 @@ class ExportCommit:
         `files` holds (staged path, final path) of each new file, below the destination.
         """
         try:
-            with self._explained():
+            try:
                 self._put(files, manifest)
+            except OSError as error:
+                # No later export uses the staged files, and removing them frees the disk.
+                with suppress(OSError):
+                    self._folder.remove_folder(self.staging)
+                if not self._remains:
+                    raise
+                when = "while the export moved its files into place"
+                raise failed_commit(self._folder, when, self._remains, error) from error
             self._folder.remove_folder(self.staging)
         finally:
             self._unlock()
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """If the commit fails, for example on a full disk, remove the staged files, and say in the
-        error what stays in the folder.
-        """
-        try:
-            yield
-        except OSError as error:
-            # No later export uses the staged files, and removing them frees the disk.
-            with suppress(OSError):
-                self._folder.remove_folder(self.staging)
-            if not self._remains:
-                raise
-            when = "while the export moved its files into place"
-            raise failed_commit(self._folder, when, self._remains, error) from error
 
     def abort(self) -> None:
         """Remove the staged files; files of an earlier export stay unchanged."""
@@ -371,19 +363,17 @@ def written_path(folder: OutputFolder, name: str, path: Any) -> str:
     """
     parts = path.split("/") if isinstance(path, str) else []
     plain = all(part not in ("", ".", "..") and "\0" not in part for part in parts)
+    foreign = UsageError(
+        f"{folder.location}: {name} lists {path!r}, which no export wrote: give another folder"
+    )
     if not parts or not plain or not parts[-1].endswith(_OUR_ENDING):
-        raise UsageError(
-            f"{folder.location}: {name} lists {path!r}, which no export wrote: give another folder"
-        )
+        raise foreign
     if folder.is_local:
         root = os.path.realpath(folder.location)
         try:
             place = os.path.realpath(os.path.join(root, *parts[:-1]))  # noqa: PTH118
         except UnicodeError as error:
-            raise UsageError(
-                f"{folder.location}: {name} lists {path!r}, which no export wrote: give another "
-                "folder"
-            ) from error
+            raise foreign from error
         if place != os.path.join(root, *parts[:-1]):  # noqa: PTH118
             raise UsageError(
                 f"{folder.location}: {name} lists {path!r}, but a symbolic link leads out of "

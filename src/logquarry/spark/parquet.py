@@ -1,4 +1,4 @@
-"""Writes the messages of one task to Parquet files, in a worker.
+"""Counts the messages of one task, and writes them to Parquet files, in a worker.
 
 This module does not import PySpark.
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from typing import Any, Final
@@ -26,9 +27,9 @@ from logquarry.log.batches import DamageLog
 from logquarry.log.exported import MOST_BYTES, ExactProperties
 from logquarry.log.schema import EXACT_PROPERTIES
 from logquarry.log.splits import LogSplit
+from logquarry.log.walk import DamagedSpan
 from logquarry.read.selection import QueueSlice
 from logquarry.spark.output import OutputFolder
-from logquarry.spark.summary import TALLY_COLUMNS, Summary
 from logquarry.spark.tasks import ReadTask, read_batches
 
 PARTITION_COLUMNS: Final = ("broker", "topic", "queue_id", "day")
@@ -63,6 +64,110 @@ _STATISTICS: Final = (
 _ASCENDING: Final = ("queue_offset", "physical_offset", "store_timestamp", "born_timestamp")
 
 
+# ------------------------------------------------------------------------------------------ counts
+TALLY_COLUMNS = ("topic", "size", "store_timestamp")
+"""Columns that :meth:`Summary.add_rows` needs."""
+
+
+@dataclass(slots=True)
+class TopicSummary:
+    """Counts of one topic, or of all topics; `bytes` is the size of the frames in the log.
+
+    `first_ms` and `last_ms` are the smallest and largest store timestamp in milliseconds.
+    """
+
+    messages: int = 0
+    bytes: int = 0
+    first_ms: int | None = None
+    last_ms: int | None = None
+
+    def add(self, other: TopicSummary) -> None:
+        """Add the counts of `other`."""
+        self.messages += other.messages
+        self.bytes += other.bytes
+        firsts = [ms for ms in (self.first_ms, other.first_ms) if ms is not None]
+        lasts = [ms for ms in (self.last_ms, other.last_ms) if ms is not None]
+        self.first_ms, self.last_ms = min(firsts, default=None), max(lasts, default=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "messages": self.messages,
+            "bytes": self.bytes,
+            "first_store_timestamp": self.first_ms,
+            "last_store_timestamp": self.last_ms,
+        }
+
+
+@dataclass(slots=True)
+class Summary:
+    """Counts by topic, and the damage that the read skipped.
+
+    The damage is sorted only in a result of :meth:`of`.
+    """
+
+    topics: dict[str, TopicSummary] = field(default_factory=dict)
+    damage: list[DamagedSpan] = field(default_factory=list)
+
+    @property
+    def total(self) -> TopicSummary:
+        """Counts of all topics together."""
+        total = TopicSummary()
+        for topic in self.topics.values():
+            total.add(topic)
+        return total
+
+    def add_rows(self, rows: pa.Table) -> None:
+        """Count the rows of a table that has the TALLY_COLUMNS."""
+        if not rows.num_rows:
+            return
+        found = (
+            rows.select(list(TALLY_COLUMNS))
+            .group_by("topic")
+            .aggregate(
+                [
+                    ("size", "count"),
+                    ("size", "sum"),
+                    ("store_timestamp", "min"),
+                    ("store_timestamp", "max"),
+                ]
+            )
+        )
+        columns = [
+            found.column("topic"),
+            found.column("size_count"),
+            found.column("size_sum"),
+            *(found.column(f"store_timestamp_{which}").cast("int64") for which in ("min", "max")),
+        ]
+        for topic, count, size, first, last in zip(*(c.to_pylist() for c in columns), strict=True):
+            self._topic(topic).add(TopicSummary(count, size, first // 1000, last // 1000))
+
+    def add(self, other: Summary) -> None:
+        """Add the counts and the damage of `other`."""
+        for name, topic in other.topics.items():
+            self._topic(name).add(topic)
+        self.damage += other.damage
+
+    def _topic(self, name: str) -> TopicSummary:
+        return self.topics.setdefault(name, TopicSummary())
+
+    @classmethod
+    def of(cls, parts: Iterable[Summary]) -> Summary:
+        """Merge summaries; sort topics by name, and damage by file and offset.
+
+        Entries of two queues can point to the same damaged bytes, so two tasks can report the same
+        damage. The result lists it once.
+        """
+        whole = cls()
+        for part in parts:
+            whole.add(part)
+        whole.topics = dict(sorted(whole.topics.items()))
+        spans = {(span.path, span.offset): span for span in whole.damage}
+        whole.damage = [spans[place] for place in sorted(spans)]
+        return whole
+
+
+# ------------------------------------------------------------------------------------------- tasks
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenFile:
     """A file that a task wrote to the path `staged`; the commit moves the file to `path`.
@@ -115,19 +220,14 @@ def write_task(
         path = f"{partition_folder(partition_by, values)}/{file}".lstrip("/")
         return path, f"{attempt}/{path}"
 
-    files = PartedFiles(
-        folder,
-        task.broker,
-        FileForm(
-            schema.arrow_schema(task.columns), tuple(partition_by), "properties" in task.columns
-        ),
-        name,
-    )
+    columns = schema.arrow_schema(task.columns)
+    exact = "properties" in task.columns
+    files = PartedFiles(folder, task.broker, columns, name, tuple(partition_by), exact)
     damage = DamageLog()
     summary = Summary()
     # The manifest needs these columns, even if the user did not select them.
     needed = [*TALLY_COLUMNS, "physical_offset"]
-    needed += [EXACT_PROPERTIES.name] if "properties" in task.columns else []
+    needed += [EXACT_PROPERTIES.name] if exact else []
     more = [name for name in needed if name not in task.columns]
     read = replace(task, columns=(*task.columns, *more))
     for rows in chunks(read_batches(read, damage), in_one=bool(partition_by)):
@@ -187,41 +287,33 @@ def _joined(held: list[pa.RecordBatch], in_one: bool) -> pa.Table:
 
 
 # ------------------------------------------------------------------------------------------ files
-@dataclass(frozen=True, slots=True)
-class FileForm:
-    """Columns and partitioning of a task's files.
+@dataclass
+class PartedFiles:
+    """The files of one attempt, with one open file for each partition.
 
     Attributes:
         schema: columns of the files, in order; a subset of the rows' columns.
+        name: called with the values of a partition and the number of files that the partition
+            already has; returns (final path, staged path) of the next file.
         exact: whether the file's metadata also stores each message's properties that the column
             ``properties`` cannot represent, such as duplicate names; the rows then need the column
             ``properties_string``.
     """
 
-    schema: pa.Schema
-    partition_by: tuple[str, ...] = ()
-    exact: bool = False
-
-
-@dataclass
-class PartedFiles:
-    """The files of one attempt, with one open file for each partition.
-
-    `name` is called with the values of a partition and the number of files that the partition
-    already has; it returns (final path, staged path) of the next file.
-    """
-
     folder: OutputFolder
     broker: str
-    form: FileForm
+    schema: pa.Schema
     name: Callable[[tuple[Any, ...], int], tuple[str, str]]
+    partition_by: tuple[str, ...] = ()
+    exact: bool = False
     _open: dict[tuple[Any, ...], _File] = field(default_factory=dict)
     _begun: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    _staged: list[str] = field(default_factory=list)
     _written: list[WrittenFile] = field(default_factory=list)
 
     def add(self, rows: pa.Table) -> None:
-        """Write rows, which need ``physical_offset`` and the columns of the :class:`FileForm`."""
-        for values, part in _parted(rows, self.form.partition_by):
+        """Write rows, which need ``physical_offset`` and the columns of the files."""
+        for values, part in _parted(rows, self.partition_by):
             # Move the file to the end of the dict: if too many files are open, the task closes the
             # file at the start, which was not used for the longest time.
             file = self._open.pop(values, None) or self._begin(values)
@@ -237,11 +329,18 @@ class PartedFiles:
             self._close(next(iter(self._open)))
         return tuple(sorted(self._written, key=lambda file: file.path))
 
+    def remove_all(self) -> None:
+        """Remove all files of the attempt; ignore I/O errors."""
+        with suppress(OSError):
+            for path in self._staged:
+                self.folder.remove(path)
+
     def _begin(self, values: tuple[Any, ...]) -> _File:
         if len(self._open) >= _MOST_FILES:
             self._close(next(iter(self._open)))
         number = self._begun[values] = self._begun.get(values, -1) + 1
         path, staged = self.name(values, number)
+        self._staged.append(staged)
         if not number:
             self.folder.make(staged.rpartition("/")[0])
         return _File(self, path, staged, values)
@@ -252,24 +351,20 @@ class PartedFiles:
 
 class _File:
     def __init__(
-        self,
-        parted: PartedFiles,
-        path: str,
-        staged: str,
-        values: tuple[Any, ...],
+        self, parted: PartedFiles, path: str, staged: str, values: tuple[Any, ...]
     ) -> None:
         # Keep no reference to `parted`: after an error, a reference cycle would delay closing the
         # sink.
-        self._folder, self._form, self._broker = parted.folder, parted.form, parted.broker
+        self._folder, self._schema, self._broker = parted.folder, parted.schema, parted.broker
         self._path = path
         self._staged = staged
         self._values = values
         self._rows = 0
         self._first = self._last = 0
-        schema = parted.form.schema
-        self._exact = ExactProperties() if parted.form.exact else None
+        self._exact = ExactProperties() if parted.exact else None
         self._sink = parted.folder.create(staged)
-        self._writer = pq.ParquetWriter(self._sink, schema, **writer_settings(schema))
+        settings = writer_settings(parted.schema)
+        self._writer = pq.ParquetWriter(self._sink, parted.schema, **settings)
 
     @property
     def is_full(self) -> bool:
@@ -284,7 +379,7 @@ class _File:
         self._rows += rows.num_rows
         if self._exact is not None:
             self._exact.add(rows)
-        self._writer.write_table(rows.select(self._form.schema.names), row_group_size=rows.num_rows)
+        self._writer.write_table(rows.select(self._schema.names), row_group_size=rows.num_rows)
 
     def close(self) -> WrittenFile:
         if self._exact is not None and (found := self._exact.metadata()):

@@ -22,7 +22,6 @@ from logquarry.log.store_files import NAME_DIGITS
 from logquarry.log.walk import DamagedSpan
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.output import OutputFolder
-from logquarry.spark.summary import damage_as_dict
 
 _PIECE: Final = 8 << 20
 
@@ -85,20 +84,20 @@ class Quarantine:
     def _keep(self, layout: StoreLayout, span: DamagedSpan, name: str) -> None:
         if self._kept_length(f"{name}.json") >= span.length:
             return
-        document = {"broker": self._broker, **damage_as_dict(span)}
         # Each attempt of a task writes its own temporary file. If several attempts copy the same
         # damage, the last copy replaces the others.
         passing = f"{name}.{uuid.uuid4().hex}.tmp"
         self._folder.make(name.rpartition("/")[0])
-        document["bytes"] = 0
+        size = 0
         with self._folder.create(passing) as sink:
             for piece in _pieces(layout, span):
                 sink.write(piece)
-                document["bytes"] += len(piece)
+                size += len(piece)
         # A later read does not copy the damage again if the JSON document exists. Sync the bytes
         # first, so that a power cut cannot keep the document and lose the bytes.
         self._folder.sync(passing)
         self._folder.move(passing, f"{name}.bin")
+        document = {"broker": self._broker, **span.to_json(), "bytes": size}
         self._folder.write_json(f"{name}.json", document, by_way_of=passing)
 
     def _kept_length(self, path: str) -> int:

@@ -233,8 +233,8 @@ class _SparkBuild:
         return Follower(self.job.config.delay_levels_ms, keys=self.job.config.index_keys)
 
     @property
-    def _store(self) -> _Store:
-        return _Store(self.job.layout.root, self.job.config)
+    def _store(self) -> tuple[str, StoreConfig]:
+        return self.job.layout.root, self.job.config
 
     def run(self) -> Built:
         job = self.job
@@ -246,7 +246,7 @@ class _SparkBuild:
             self.spark,
             "rebuild: look",
             parts_of_log,
-            partial(_find, self._store),
+            partial(_find, *self._store),
             weight=_length,
             progress=self._stage(0),
             pause=self.pause,
@@ -288,7 +288,7 @@ class _SparkBuild:
             self.spark,
             "rebuild: queues",
             _grouped([piece for piece in pieces if isinstance(piece, FoundRun)], self.split_size),
-            partial(_write_entries, self._store, self.job.folder / CONSUME_QUEUE, odd),
+            partial(_write_entries, *self._store, self.job.folder / CONSUME_QUEUE, odd),
             weight=lambda spans: sum(map(_length, spans)),
             progress=self._stage(1),
             pause=self.pause,
@@ -340,7 +340,7 @@ class _SparkBuild:
             self.spark,
             "rebuild: index",
             files,
-            partial(_write_index, self._store),
+            partial(_write_index, *self._store),
             weight=lambda file: sum(source.take for source in file.sources),
             progress=self._stage(2),
             pause=self.pause,
@@ -373,30 +373,25 @@ class _IndexFile:
 
 
 # -------------------------------------------------------------------------------- in the worker
-@dataclass(frozen=True, slots=True)
-class _Store:
-    location: str
-    config: StoreConfig
-
-    def open(self) -> StoreLayout:
-        return StoreLayout.open(self.location, self.config)
-
-
-def _find(store: _Store, _: int, part: tuple[int, int]) -> list[FoundRun]:
-    return parts.find_runs(store.open(), store.config, *part)
+def _find(root: str, config: StoreConfig, _: int, part: tuple[int, int]) -> list[FoundRun]:
+    return parts.find_runs(StoreLayout.open(root, config), config, *part)
 
 
 def _write_entries(
-    store: _Store, folder: Path, odd: frozenset[QueueKey], _: int, spans: list[tuple[int, int]]
+    root: str,
+    config: StoreConfig,
+    folder: Path,
+    odd: frozenset[QueueKey],
+    _: int,
+    spans: list[tuple[int, int]],
 ) -> None:
-    parts.write_entries(store.open(), store.config, spans, Disk(), folder, odd)
+    parts.write_entries(StoreLayout.open(root, config), config, spans, Disk(), folder, odd)
 
 
-def _write_index(store: _Store, _: int, file: _IndexFile) -> None:
-    shape = store.config.index_shape
+def _write_index(root: str, config: StoreConfig, _: int, file: _IndexFile) -> None:
+    shape = config.index_shape
     assert shape is not None
     # Remove the unfinished file of an earlier attempt.
     file.path.unlink(missing_ok=True)
-    parts.write_index_file(
-        store.open(), file.sources, Disk(), file.path, shape, is_first=file.is_first
-    )
+    layout = StoreLayout.open(root, config)
+    parts.write_index_file(layout, file.sources, Disk(), file.path, shape, is_first=file.is_first)

@@ -14,6 +14,8 @@ import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,13 +38,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# ------------------------------------------------------------------------------------------ verify
-_INDEX_WEIGHT: Final = 1 << 20
-
-
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A store that a job verifies: id of the job, the store's number in it, path and settings."""
+    """A store of a job: id of the job, the store's number in it, path and settings."""
 
     job: str
     number: int
@@ -51,10 +49,21 @@ class _Place:
     storage_options: Mapping[str, Any] | None
 
     def open(self) -> StoreLayout:
-        # Take the physical offset of each log file from its frames, because the file's name can be
-        # wrong.
-        layout = StoreLayout.open(self.location, self.config, self.storage_options)
-        return layout.by_content()
+        return StoreLayout.open(self.location, self.config, self.storage_options)
+
+
+def _places(
+    stores: Stores, config: StoreConfig | None, storage_options: Mapping[str, Any] | None
+) -> list[_Place]:
+    job, settings = uuid.uuid4().hex, config or StoreConfig()
+    return [
+        _Place(job, number, location, settings, storage_options)
+        for number, location in enumerate(find_stores(as_paths(stores), storage_options))
+    ]
+
+
+# ------------------------------------------------------------------------------------------ verify
+_INDEX_WEIGHT: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +104,10 @@ def verify_stores(
     Raises:
         StoreNotFound: if a path is not a store, or a glob matches none.
     """
-    locations = find_stores(as_paths(stores), storage_options)
-    job, settings = uuid.uuid4().hex, config or StoreConfig()
-    places = [
-        _Place(job, number, location, settings, storage_options)
-        for number, location in enumerate(locations)
-    ]
-    layouts = [place.open() for place in places]
+    places = _places(stores, config, storage_options)
+    # Take the physical offset of each log file from its frames, because the file's name can be
+    # wrong.
+    layouts = [place.open().by_content() for place in places]
     tasks = [
         task
         for place, layout in zip(places, layouts, strict=True)
@@ -109,7 +115,7 @@ def verify_stores(
         for task in _verify_tasks(place, layout, split_size)
     ]
     results = run_tasks(
-        spark, "verify", tasks, _verify, weight=lambda task: task.weight, progress=progress
+        spark, "verify", tasks, _verify, weight=attrgetter("weight"), progress=progress
     )
     runs: list[list[SoundRun]] = [[] for _ in places]
     chains: list[set[str]] = [set() for _ in places]
@@ -132,28 +138,24 @@ def _verify_tasks(place: _Place, layout: StoreLayout, split_size: int) -> list[_
     ]
 
 
+_last: tuple[tuple[str, int], SoundReader] | None = None
+"""The reader of this worker's last task, kept because the next task often reads the same store."""
+
+
 def _verify(_: int, task: _VerifyTask) -> tuple[list[SoundRun], bool]:
     """Verify a part of a log, or an index file.
 
     Returns (ranges of valid frames, False) for a part of a log, and ([], whether the chains of keys
     are correct) for an index file.
     """
-    reader = _reader(task.place)
+    global _last  # noqa: PLW0603
+    which = task.place.job, task.place.number
+    if _last is None or _last[0] != which:
+        _last = which, SoundReader(task.place.open().by_content())
+    reader = _last[1]
     if task.index is not None:
         return [], IndexAudit(reader.layout).has_right_chains(task.index)
     return reader.read(task.start, task.stop), False
-
-
-_last: tuple[tuple[str, int], SoundReader] | None = None
-"""The reader of this worker's last task, kept because the next task often reads the same store."""
-
-
-def _reader(place: _Place) -> SoundReader:
-    global _last  # noqa: PLW0603
-    which = place.job, place.number
-    if _last is None or _last[0] != which:
-        _last = which, SoundReader(place.open())
-    return _last[1]
 
 
 # ----------------------------------------------------------------------------------------- salvage
@@ -161,15 +163,9 @@ def _reader(place: _Place) -> SoundReader:
 
 @dataclass(frozen=True, slots=True)
 class _SalvageTask:
-    location: str
+    place: _Place
     into: Path | None
-    include_stale: bool
-    config: StoreConfig
-    storage_options: Mapping[str, Any] | None
     length: int
-
-    def open(self) -> StoreLayout:
-        return StoreLayout.open(self.location, self.config, self.storage_options)
 
 
 def salvage_stores(
@@ -204,41 +200,37 @@ def salvage_stores(
         CorruptStore: in the cases of :func:`salvage`.
     """
     folder = None if into is None else local_folder(into)
-    locations = find_stores(as_paths(stores), storage_options)
+    places = _places(stores, config, storage_options)
     tasks = []
-    for location, broker in zip(locations, broker_names(locations), strict=True):
-        layout = StoreLayout.open(location, config or StoreConfig(), storage_options).by_content()
+    for place, broker in zip(places, broker_names([p.location for p in places]), strict=True):
+        layout = place.open().by_content()
         target = None if folder is None else folder / broker
         if target is not None:
-            if resume and settle(location, target):
+            if resume and settle(place.location, target):
                 continue
             check_target(layout, target)
         length = layout.commit_log.end - layout.commit_log.start
-        tasks.append(
-            _SalvageTask(
-                location,
-                target,
-                include_stale,
-                config or StoreConfig(),
-                storage_options,
-                length,
-            )
-        )
+        tasks.append(_SalvageTask(place, target, length))
     return run_tasks(
-        spark, "salvage", tasks, _salvage, weight=lambda task: task.length, progress=progress
+        spark,
+        "salvage",
+        tasks,
+        partial(_salvage, include_stale),
+        weight=attrgetter("length"),
+        progress=progress,
     )
 
 
-def _salvage(_: int, task: _SalvageTask) -> Salvaged:
+def _salvage(include_stale: bool, _: int, task: _SalvageTask) -> Salvaged:
     from pyspark import TaskContext
 
-    into = task.into
+    into, layout = task.into, task.place.open()
     context = TaskContext.get()
     is_again = context is not None and context.attemptNumber() > 0
-    if into is not None and is_again and settle(task.location, into):
+    if into is not None and is_again and settle(task.place.location, into):
         # An earlier attempt completed the new store, but Spark lost its report: make the report
         # again.
-        found = salvage_store(task.open(), include_stale=task.include_stale)
+        found = salvage_store(layout, include_stale=include_stale)
         found.into = str(into)
         return found
-    return salvage_store(task.open(), into, include_stale=task.include_stale)
+    return salvage_store(layout, into, include_stale=include_stale)

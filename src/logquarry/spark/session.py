@@ -27,15 +27,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logquarry.errors import LogquarryError, UsageError
+from logquarry.errors import LogquarryError
 from logquarry.systems import cache_folders
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
-
-_checked: set[str] = set()
-"""Paths of the interpreters that `check_python` has already accepted."""
 
 _DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -83,6 +79,8 @@ def get_session(
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    from logquarry.spark.source import register
+
     # Do not call getActiveSession: each thread can have another active session, or none.
     running = SparkContext._active_spark_context is not None
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
@@ -107,69 +105,6 @@ def get_session(
     if has_sources():
         register(session)
     return session
-
-
-def register(spark: SparkSession) -> None:
-    """Register the source `rocketmq` in `spark`; a second call changes nothing.
-
-    Raises:
-        UsageError: if PySpark is older than 4.0, or if `spark` is not a session.
-    """
-    from logquarry.spark.columns import require_sources
-
-    require_sources()
-    if not hasattr(spark, "dataSource"):
-        raise UsageError(
-            f"register takes a SparkSession, not {type(spark).__name__}: make one with "
-            "SparkSession.builder.getOrCreate(), or with logquarry.spark.get_session()"
-        )
-    from logquarry.spark.source import RocketMQDataSource
-
-    context = getattr(spark, "_sc", None)
-    if context is not None:
-        use_this_python(context)
-    spark.dataSource.register(RocketMQDataSource)
-
-
-def use_this_python(context: SparkContext) -> None:
-    """On a local master, make the Python workers use this interpreter, unless the user chose one.
-
-    By default, the workers use the first python3 on PATH, which is another Python if the driver
-    runs in a virtual environment that is not activated.
-    """
-    is_chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
-    if (context.master or "").startswith("local") and not is_chosen:
-        context.pythonExec = sys.executable
-    check_python(context.pythonExec)
-
-
-def check_python(executable: str) -> None:
-    """Check an interpreter for the workers.
-
-    Raises UsageError if `executable` cannot import logquarry, or if its Python version is not the
-    driver's.
-    """
-    if executable in _checked:
-        return
-    code = "import sys, logquarry; print(*sys.version_info[:2])"
-    try:
-        done = subprocess.run(
-            [executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-        )
-        told = done.stderr.strip().splitlines()
-        version, why = done.stdout.split(), told[-1] if told else f"exit code {done.returncode}"
-    except (OSError, subprocess.SubprocessError) as error:
-        version, why = [], str(error)
-    if version and version != [str(number) for number in sys.version_info[:2]]:
-        why = f"it is Python {'.'.join(version)}, and the driver is {sys.version.split()[0]}"
-    elif version:
-        _checked.add(executable)
-        return
-    raise UsageError(
-        f"Spark's workers would run {executable}, which cannot read stores: {why}. Set "
-        f"PYSPARK_PYTHON={sys.executable} before the session starts, or install logquarry there; a "
-        "folder that is only in sys.path must be in PYTHONPATH too"
-    )
 
 
 def _set_python(*, override: bool) -> None:

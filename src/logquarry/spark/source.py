@@ -1,5 +1,7 @@
 """The data source `rocketmq`: reads stores as DataFrames, as a batch or as a stream.
 
+:func:`read` gives the same result in all supported versions of Spark.
+
 To select messages, use the options: the source accepts no filters that Spark pushes down (see
 `RocketMQReader`), so Spark applies the conditions of a query after the read. The readers decode
 only the schema's columns, and check the CRC of a body only if `body` is one of these columns.
@@ -7,11 +9,19 @@ only the schema's columns, and check the CRC of a body only if `body` is one of 
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from importlib.util import find_spec
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from logquarry.errors import UsageError
 from logquarry.spark.columns import (
     DataSource,
     DataSourceReader,
@@ -26,15 +36,21 @@ from logquarry.spark.columns import (
     SupportsTriggerAvailableNow,
     checked,
     has_admission,
+    has_sources,
+    require_sources,
     struct_of,
     task_rows,
 )
+from logquarry.spark.jobs import context_of
 from logquarry.spark.options import FORMAT, ReadOptions, parse_read_options
 from logquarry.spark.stream_planner import Limits, StreamPlanner, UnlimitedPlanner
 from logquarry.spark.tasks import ReadTask, open_stores, plan_tasks
 from logquarry.spark.worker import Packaged, without_traceback
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 logger = logging.getLogger(__name__)
@@ -231,3 +247,136 @@ class RocketMQReader(Packaged, DataSourceReader):
         if task is None:
             return
         yield from task_rows(task, self._struct)
+
+
+# ---------------------------------------------------------------------------------------- register
+_checked: set[str] = set()
+"""Paths of the interpreters that `check_python` has already accepted."""
+
+
+def register(spark: SparkSession) -> None:
+    """Register the source `rocketmq` in `spark`; a second call changes nothing.
+
+    Raises:
+        UsageError: if PySpark is older than 4.0, or if `spark` is not a session.
+    """
+    require_sources()
+    if not hasattr(spark, "dataSource"):
+        raise UsageError(
+            f"register takes a SparkSession, not {type(spark).__name__}: make one with "
+            "SparkSession.builder.getOrCreate(), or with logquarry.spark.get_session()"
+        )
+    context = getattr(spark, "_sc", None)
+    if context is not None:
+        use_this_python(context)
+    spark.dataSource.register(RocketMQDataSource)
+
+
+def use_this_python(context: SparkContext) -> None:
+    """On a local master, make the Python workers use this interpreter, unless the user chose one.
+
+    By default, the workers use the first python3 on PATH, which is another Python if the driver
+    runs in a virtual environment that is not activated.
+    """
+    is_chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
+    if (context.master or "").startswith("local") and not is_chosen:
+        context.pythonExec = sys.executable
+    check_python(context.pythonExec)
+
+
+def check_python(executable: str) -> None:
+    """Check an interpreter for the workers.
+
+    Raises UsageError if `executable` cannot import logquarry, or if its Python version is not the
+    driver's.
+    """
+    if executable in _checked:
+        return
+    code = "import sys, logquarry; print(*sys.version_info[:2])"
+    try:
+        done = subprocess.run(
+            [executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        )
+        told = done.stderr.strip().splitlines()
+        version, why = done.stdout.split(), told[-1] if told else f"exit code {done.returncode}"
+    except (OSError, subprocess.SubprocessError) as error:
+        version, why = [], str(error)
+    if version and version != [str(number) for number in sys.version_info[:2]]:
+        why = f"it is Python {'.'.join(version)}, and the driver is {sys.version.split()[0]}"
+    elif version:
+        _checked.add(executable)
+        return
+    raise UsageError(
+        f"Spark's workers would run {executable}, which cannot read stores: {why}. Set "
+        f"PYSPARK_PYTHON={sys.executable} before the session starts, or install logquarry there; a "
+        "folder that is only in sys.path must be in PYTHONPATH too"
+    )
+
+
+# -------------------------------------------------------------------------------------------- read
+StorePath = str | os.PathLike[str]
+
+
+def read(spark: SparkSession, path: StorePath | Sequence[StorePath], **options: Any) -> DataFrame:
+    """Read stores as a DataFrame, with the options of the data source `rocketmq`.
+
+    From Spark 4.0 on, the function calls ``spark.read.format("rocketmq")``, which also works with
+    Spark Connect. Spark 3.5 has no data sources in Python. There the driver plans the tasks during
+    this call, and Spark's mapInArrow runs the tasks. Options that are lists or mappings are passed
+    as JSON.
+
+    Raises:
+        UsageError: if an option is unknown or invalid; Spark 4 wraps the error.
+        StoreNotFound: if a path is not a store; Spark 4 wraps the error.
+    """
+    paths = [path] if isinstance(path, str | os.PathLike) else list(path)
+    places = [os.fspath(place) for place in paths]
+    texts = {name: _text(name, value) for name, value in options.items() if value is not None}
+    if has_sources():
+        register(spark)
+        return spark.read.format(FORMAT).options(**texts).load(places)
+    return _by_map(spark, {**texts, "paths": json.dumps(places)})
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int):
+        return str(value)
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return json.dumps(list(value))
+    if isinstance(value, Mapping):
+        return json.dumps(dict(value))
+    raise UsageError(
+        f"{name}: takes text, a number, a boolean, a list or a mapping, not {type(value).__name__}"
+    )
+
+
+def _by_map(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
+    if find_spec("pandas") is None:
+        raise UsageError(
+            "read on Spark 3.5 uses mapInArrow, which needs the package pandas: pip install "
+            "'logquarry[spark]'"
+        )
+    context = context_of(spark)
+    use_this_python(context)
+    options = parse_read_options(given)
+    for remark in options.remarks:
+        logger.warning("%s: %s", FORMAT, remark)
+    struct = struct_of(options)
+    tasks = [(pickle.dumps(task),) for task in plan_tasks(options, checked(struct, options))]
+    # Each partition runs one task. If the read has no task, make one empty partition.
+    spread = context.parallelize(tasks, max(1, len(tasks)))
+    return spark.createDataFrame(spread, "task binary").mapInArrow(_Read(struct), struct)
+
+
+class _Read(Packaged):
+    def __init__(self, struct: StructType) -> None:
+        self._struct = struct
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for task in batch.column(0):
+                yield from task_rows(pickle.loads(task.as_py()), self._struct)

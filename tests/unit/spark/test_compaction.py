@@ -20,8 +20,7 @@ from logquarry.spark.export import _manifest, read_options
 from logquarry.spark.lakehouse.iceberg import Iceberg
 from logquarry.spark.merging import MergeTask, Source, groups, merge_here
 from logquarry.spark.output import MANIFEST, SUCCESS, ExportCommit, OutputFolder
-from logquarry.spark.parquet import write_task
-from logquarry.spark.summary import Summary
+from logquarry.spark.parquet import Summary, write_task
 from logquarry.spark.tasks import plan_tasks
 from tests.helpers.command import run
 from tests.helpers.lake import KINDS, Lake, numbers, put, run_here

@@ -9,7 +9,7 @@ import pytest
 
 import logquarry.spark
 from logquarry.errors import UsageError
-from logquarry.spark import reading
+from logquarry.spark import source
 
 
 @pytest.mark.parametrize("name", logquarry.spark.__all__)
@@ -39,7 +39,7 @@ def test_jobs_are_imported_when_they_are_first_used() -> None:
 def test_spark_without_sources_names_the_extra_that_has_pandas(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reading, "has_sources", lambda: False)
-    monkeypatch.setattr(reading, "find_spec", lambda name: None)
+    monkeypatch.setattr(source, "has_sources", lambda: False)
+    monkeypatch.setattr(source, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"needs the package pandas: .*logquarry\[spark\]"):
-        reading.read(object(), "store")  # type: ignore[arg-type]
+        source.read(object(), "store")  # type: ignore[arg-type]

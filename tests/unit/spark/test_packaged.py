@@ -12,7 +12,7 @@ from pyspark import cloudpickle
 from pyspark.serializers import CloudPickleSerializer
 
 from logquarry.errors import UsageError
-from logquarry.spark import session
+from logquarry.spark import session, source
 from logquarry.spark.worker import Packaged
 
 _MAKE: Any = CloudPickleSerializer
@@ -56,24 +56,24 @@ pickle.load(open({str(data)!r}, "rb"))
 
 
 def test_the_python_of_local_workers_is_checked(tmp_path: Path) -> None:
-    session.check_python(sys.executable)
+    source.check_python(sys.executable)
     without = tmp_path / "python"
     without.write_text(
         "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'logquarry'\" >&2\nexit 1\n"
     )
     without.chmod(0o755)
     with pytest.raises(UsageError, match=r"No module named 'logquarry'.*PYSPARK_PYTHON="):
-        session.check_python(str(without))
+        source.check_python(str(without))
     without.write_text("#!/bin/sh\necho 3 9\n")
     with pytest.raises(UsageError, match=r"it is Python 3\.9, and the driver is"):
-        session.check_python(str(without))
+        source.check_python(str(without))
     with pytest.raises(UsageError, match="PYSPARK_PYTHON="):
-        session.check_python(str(tmp_path / "missing"))
+        source.check_python(str(tmp_path / "missing"))
 
 
 def test_what_a_newcomer_forgets_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"register takes a SparkSession, not NoneType: make one"):
-        session.register(None)  # type: ignore[arg-type]
+        source.register(None)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "pyspark", None)
     monkeypatch.delitem(sys.modules, "logquarry.spark.columns", raising=False)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'logquarry\[spark\]'"):

@@ -372,20 +372,6 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     return last.window.base + at if text.endswith(b"\0") else None
 
 
-def damage_json(spans: Iterable[DamagedSpan]) -> list[dict[str, object]]:
-    """Return one JSON object for each damaged span (docs/json.md)."""
-    return [
-        {
-            "kind": span.kind,
-            "file": span.path,
-            "offset": span.offset,
-            "length": span.length,
-            "reason": span.reason,
-        }
-        for span in spans
-    ]
-
-
 def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
     """Whether the bytes after the log's end come from earlier messages in a reused buffer.
 

@@ -39,7 +39,7 @@ from logquarry.log.walk import DamagedSpan
 from logquarry.read.rocksdb_queue import ROCKSDB_FOLDERS, QueueDb, require_package, rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import AuditedQueue, queue_name
-from logquarry.repair.audit.log import KnownBounds, LogAudit, damage_json
+from logquarry.repair.audit.log import KnownBounds, LogAudit
 from logquarry.repair.audit.other_queues import wrong_end
 from logquarry.repair.rebuild.other_queues import BatchFiles, RocksFiles
 from logquarry.repair.rebuild.queue_files import IndexFiles, LeftOut, OldQueues, QueueFiles
@@ -197,8 +197,7 @@ class RebuildReport:
             **document(self, ("old", "quarantine", "log_start", "log_end", "messages")),
             "queues": None if self.queues is None else [_queue(queue) for queue in self.queues],
             "index": None if self.index is None else asdict(self.index) | {"keys": self.keys},
-            "damage": damage_json(self.damage),
-            **document(self, ("left_out",)),
+            **document(self, ("damage", "left_out")),
         }
 
 

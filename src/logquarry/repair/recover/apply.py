@@ -46,7 +46,6 @@ from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.differences import names_damage
-from logquarry.repair.audit.log import damage_json
 from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.build import replace_queues
 from logquarry.repair.rebuild.queue_files import KeyThread
@@ -432,7 +431,7 @@ def disk_json(disk: Disk, path: Path, document: object) -> None:
 
 def note_end(disk: Disk, root: Path, log_end: int, damage: Iterable[DamagedSpan] = ()) -> None:
     """Record the log's end and its damage in a file, from which later readers learn both."""
-    document = {"log_end": log_end, "damage": damage_json(damage)}
+    document = {"log_end": log_end, "damage": [span.to_json() for span in damage]}
     disk_json(disk, root / DAMAGE, document)
 
 

@@ -23,7 +23,6 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
 from logquarry.repair.audit.differences import AuditedQueue, names_damage
 from logquarry.repair.audit.index import entries_of_last, file_fault, sequence_fault
-from logquarry.repair.audit.log import damage_json
 from logquarry.repair.recover.loss import Loss
 from logquarry.systems import read_file
 from logquarry.text import document, plural
@@ -140,8 +139,7 @@ class RecoveryPlan:
         return {
             "store": self.root,
             **document(self, ("mode", "looked_at", "log_start", "log_end", "dispatch_from")),
-            "damage": damage_json(self.damage),
-            **document(self, ("steps", "refused")),
+            **document(self, ("damage", "steps", "refused")),
             "needed": self.is_needed,
             **document(self, ("applied", "loss")),
         }

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from logquarry.errors import UsageError
 from logquarry.log.location import stores_by_name
-from logquarry.log.walk import DamagedSpan
 from logquarry.spark.decode import BodyDecoder, DecodeOptions, decoder_for
 from logquarry.spark.lakehouse.table import (
     CommitUnknown,
@@ -41,9 +40,9 @@ from logquarry.spark.lakehouse.write import (
     table_schema,
 )
 from logquarry.spark.options import OffsetLimit, ReadOptions
+from logquarry.spark.parquet import Summary
 from logquarry.spark.stream_admission import START, StreamOffset
 from logquarry.spark.stream_planner import Limits, StreamPlanner
-from logquarry.spark.summary import Summary
 from logquarry.spark.tasks import ReadTask
 from logquarry.systems import held
 
@@ -131,7 +130,7 @@ class Advance:
             check_same(target.table.name, self._identity, found)
             columns = table_schema(target.read.names, is_kafka=target.read.is_kafka)
             check_types(target.table.name, columns, state.schema)
-            self._committed = state.marks(_names(places))
+            self._committed = state.marks([*map(_broker, places), *map(_store, places.values())])
             self._check_places(places)
             kept = found["start"]
             if target.decode is not None:
@@ -220,7 +219,7 @@ class Advance:
         try:
             results = self._write(tasks)
             stops = _first_damage(tasks, results) if read.on_damage == "stop" else {}
-            end = _ended(end, stops)
+            end = replace(StreamOffset.from_json(end).moved(stops), first=None).to_json()
             kept: list[TableResult] = []
             for task, result in zip(tasks, results, strict=True):
                 if _begins(task) <= stops.get(task.broker, _begins(task)):
@@ -254,7 +253,8 @@ class Advance:
         A step that finds no message for the table usually commits nothing.
         """
         marks = self._marks(self._at)
-        if self._is_ahead(marks) and self._can_decode(()):
+        is_ahead = any(self._committed.get(name) != value for name, value in marks.items())
+        if is_ahead and self._can_decode(()):
             with held():
                 self._commit([], [], marks)
 
@@ -343,9 +343,6 @@ class Advance:
                 found[_store(places[broker])] = value
         return found
 
-    def _is_ahead(self, marks: Marks) -> bool:
-        return any(self._committed.get(name) != value for name, value in marks.items())
-
     def _is_far(self, marks: Marks) -> bool:
         return any(v - self._committed.get(name, 0) > QUIET_BYTES for name, v in marks.items())
 
@@ -356,10 +353,6 @@ def _broker(name: str) -> str:
 
 def _store(location: str) -> str:
     return f"store:{location}"
-
-
-def _names(places: Mapping[str, str]) -> list[str]:
-    return [*map(_broker, places), *map(_store, places.values())]
 
 
 def _forward(marks: Marks, before: Marks) -> dict[str, int]:
@@ -380,12 +373,6 @@ def _first_damage(tasks: Sequence[ReadTask], results: Sequence[TableResult]) -> 
     """For each broker whose log has damage, return the physical offset of the first damage."""
     found: dict[str, int] = {}
     for task, result in zip(tasks, results, strict=True):
-        spans: list[DamagedSpan] = result.summary.damage
-        for span in spans:
+        for span in result.summary.damage:
             found[task.broker] = min(span.offset, found.get(task.broker, span.offset))
     return found
-
-
-def _ended(end: Mapping[str, Any], stops: Mapping[str, int]) -> dict[str, Any]:
-    offset = StreamOffset.from_json(end)
-    return replace(offset.moved(stops), first=None).to_json()

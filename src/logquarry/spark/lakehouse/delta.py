@@ -59,14 +59,10 @@ class Delta:
 
     @property
     def name(self) -> str:
-        """The table's location."""
         return self.folder.location
 
     def is_called(self, name: str) -> bool:
-        """See :meth:`Table.is_called`.
-
-        Two local paths are equal if they resolve to the same folder.
-        """
+        # Two local paths are equal if they resolve to the same folder.
         if not self.folder.is_local:
             return name == self.name
         try:
@@ -76,10 +72,6 @@ class Delta:
             return False
 
     def has_neighbours(self) -> bool:
-        """See :meth:`Table.has_neighbours`.
-
-        The destination of a Delta table contains only this table.
-        """
         return False
 
     def _open(self) -> DeltaTable | None:
@@ -109,7 +101,6 @@ class Delta:
         return table
 
     def look(self) -> TableState | None:
-        """See :meth:`Table.look`."""
         table = self._open()
         if table is None:
             return None
@@ -129,7 +120,6 @@ class Delta:
         return TableState(str(metadata.id), document, schema, partial(_marks, table))
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
-        """See :meth:`Table.create`."""
         from deltalake import DeltaTable, Schema
 
         if _DAY in partition_by:
@@ -146,7 +136,6 @@ class Delta:
             )
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
-        """See :meth:`Table.append`."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
 

@@ -28,8 +28,7 @@ from logquarry.spark.lakehouse.write import (
 )
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.output import OutputFolder
-from logquarry.spark.parquet import check_partition_columns
-from logquarry.spark.summary import Summary
+from logquarry.spark.parquet import Summary, check_partition_columns
 from logquarry.spark.tasks import ReadTask, open_stores
 from logquarry.units import Progress
 

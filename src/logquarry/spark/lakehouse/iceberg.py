@@ -34,6 +34,7 @@ from logquarry.spark.lakehouse.table import (
     missing_extra,
     text_bound,
 )
+from logquarry.spark.merging import Source
 from logquarry.spark.output import OutputFolder
 
 if TYPE_CHECKING:
@@ -108,7 +109,6 @@ class Iceberg:
 
     @property
     def name(self) -> str:
-        """The table's identifier and destination."""
         return f"{'.'.join(self._identifier)} ({self._place})"
 
     @property
@@ -162,11 +162,9 @@ class Iceberg:
         return self._file is not None and not self._file.exists()
 
     def is_called(self, name: str) -> bool:
-        """See :meth:`Table.is_called`."""
         return name.partition(" (")[0] == ".".join(self._identifier)
 
     def has_neighbours(self) -> bool:
-        """See :meth:`Table.has_neighbours`."""
         if self._has_no_catalog():
             return False
         *namespace, last = self._identifier
@@ -202,7 +200,6 @@ class Iceberg:
             return None
 
     def look(self) -> TableState | None:
-        """See :meth:`Table.look`."""
         if self._has_no_catalog():
             return None
         with self._catalog() as catalog:
@@ -220,7 +217,6 @@ class Iceberg:
             return TableState(identity, document, table.schema().as_arrow(), marks)
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
-        """See :meth:`Table.create`."""
         from pyiceberg.table import TableProperties
         from pyiceberg.transforms import DayTransform, IdentityTransform
 
@@ -245,7 +241,6 @@ class Iceberg:
                 change.set_properties({TableProperties.DEFAULT_NAME_MAPPING: names})
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
-        """See :meth:`Table.append`."""
 
         def commit(table: IcebergTable | None) -> None:
             if table is None:
@@ -349,12 +344,9 @@ class Iceberg:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TableDataFile:
+class TableDataFile(Source):
     """A Parquet file of the table's current snapshot, with the values that a compaction needs."""
 
-    path: str
-    rows: int
-    bytes: int
     values: Mapping[str, Any]
     file: DataFile
 

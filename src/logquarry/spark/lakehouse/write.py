@@ -24,9 +24,9 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -38,8 +38,7 @@ from logquarry.log.schema import EXACT_PROPERTIES
 from logquarry.log.splits import LogSplit
 from logquarry.spark.lakehouse.table import Marks, Table, TableFile
 from logquarry.spark.output import OutputFolder
-from logquarry.spark.parquet import FileForm, PartedFiles, WrittenFile, chunks
-from logquarry.spark.summary import TALLY_COLUMNS, Summary
+from logquarry.spark.parquet import TALLY_COLUMNS, PartedFiles, Summary, WrittenFile, chunks
 from logquarry.spark.tasks import ReadTask, read_batches
 
 if TYPE_CHECKING:
@@ -92,13 +91,14 @@ class TableWriter:
         if self.decoder is not None:
             wanted = wanted.append(pa.field(VALUE, self.decoder.arrow_type))
         left_out = () if self.partitions_in_files else self.partition_by
-        form = FileForm(
+        files = PartedFiles(
+            self.folder,
+            task.broker,
             pa.schema([column for column in wanted if column.name not in left_out]),
+            _namer(self.run, task, self.partition_by),
             self.partition_by,
             exact="properties" in self.columns,
         )
-        names = _Names(_words(self.run, task), self.partition_by)
-        files = PartedFiles(self.folder, task.broker, form, names)
         damage = DamageLog()
         summary = Summary()
         letters = _DeadLetters(self, task)
@@ -117,7 +117,7 @@ class TableWriter:
             written, dead_files = files.close(), letters.close()
         except BaseException:
             # Remove the files, because a later attempt of the task uses other file names.
-            names.remove_all(self.folder)
+            files.remove_all()
             letters.remove_all()
             raise
         summary.damage = damage.spans
@@ -148,12 +148,11 @@ class _DeadLetters:
     def __init__(self, writer: TableWriter, task: ReadTask) -> None:
         self._decoder = writer.decoder
         self._done_to = writer.dead_from.get(task.broker, 0)
-        self._folder = writer.dead_folder
         self._files: PartedFiles | None = None
-        self._names = _Names(_words(writer.run, task), ())
-        if self._folder is not None:
-            form = FileForm(dead_letter_schema())
-            self._files = PartedFiles(self._folder, task.broker, form, self._names)
+        if writer.dead_folder is not None:
+            name = _namer(writer.run, task, ())
+            columns = dead_letter_schema()
+            self._files = PartedFiles(writer.dead_folder, task.broker, columns, name)
 
     def sorted_out(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the batches with the column ``value``, but without undecodable messages."""
@@ -181,13 +180,14 @@ class _DeadLetters:
             self._files.add(pa.Table.from_arrays(arrays, schema=dead_letter_schema()))
 
     def close(self) -> tuple[TableFile, ...]:
-        if self._files is None or self._folder is None:
+        if self._files is None:
             return ()
-        return tuple(_as_table_file(self._folder, file, ()) for file in self._files.close())
+        folder = self._files.folder
+        return tuple(_as_table_file(folder, file, ()) for file in self._files.close())
 
     def remove_all(self) -> None:
-        if self._folder is not None:
-            self._names.remove_all(self._folder)
+        if self._files is not None:
+            self._files.remove_all()
 
 
 def table_schema(columns: Sequence[str], *, is_kafka: bool) -> pa.Schema:
@@ -205,35 +205,25 @@ def dead_letter_schema() -> pa.Schema:
 
 
 # ------------------------------------------------------------------------------------------ names
-class _Names:
-    """File names: ``topic=orders/part-BROKER-OFFSET-RUN-ATTEMPT-NUMBER.parquet``.
+def _namer(
+    run: str, task: ReadTask, partition_by: Sequence[str]
+) -> Callable[[tuple[Any, ...], int], tuple[str, str]]:
+    """Make names of files: ``topic=orders/part-BROKER-OFFSET-RUN-ATTEMPT-NUMBER.parquet``.
 
     Each character of a topic that a library may escape becomes ``_``. Two topics can therefore have
     one folder; attempt and number still make each file name unique.
     """
-
-    def __init__(self, stem: str, partition_by: Sequence[str]) -> None:
-        self._stem = stem
-        self._partition_by = partition_by
-        self._given: list[str] = []
-
-    def __call__(self, values: tuple[Any, ...], number: int) -> tuple[str, str]:
-        folders = [f"{n}={_plain(v)}" for n, v in zip(self._partition_by, values, strict=True)]
-        path = "/".join([*folders, f"{self._stem}-{len(self._given)}.parquet"])
-        self._given.append(path)
-        return path, path
-
-    def remove_all(self, folder: OutputFolder) -> None:
-        """Remove the files; ignore I/O errors."""
-        with suppress(OSError):
-            for path in self._given:
-                folder.remove(path)
-
-
-def _words(run: str, task: ReadTask) -> str:
     first = task.plan.parts[0]
     assert isinstance(first, LogSplit)
-    return f"part-{_plain(task.broker)}-{first.start:020d}-{run}-{uuid.uuid4().hex[:12]}"
+    stem = f"part-{_plain(task.broker)}-{first.start:020d}-{run}-{uuid.uuid4().hex[:12]}"
+    numbers = count()
+
+    def name(values: tuple[Any, ...], _: int) -> tuple[str, str]:
+        folders = [f"{n}={_plain(v)}" for n, v in zip(partition_by, values, strict=True)]
+        path = "/".join([*folders, f"{stem}-{next(numbers)}.parquet"])
+        return path, path
+
+    return name
 
 
 def _remove_run(folder: OutputFolder, run: str) -> None:
