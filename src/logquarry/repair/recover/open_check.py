@@ -211,7 +211,7 @@ def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[tuple[int,
                 raise NeedsRecovery(f"{event.path}: at {event.offset}: {event.reason}")
             if position < event.offset:
                 pieces.append((position, event.offset))
-            position = event.offset + event.length
+            position = event.end
         elif isinstance(event, Run) and not names_copies:
             named = rows_with_property(event.window, event.rows, INNER_MULTI_QUEUE_OFFSET)
             names_copies = bool(len(named))
