@@ -65,7 +65,7 @@ def guided(
                 yield event
                 if isinstance(event, walk.LogEnd):
                     return
-                position = _behind(event)
+                position = event.end
                 may_guess &= _may_guess_behind(reader, event)
                 if may_guess and position >= guess.start:
                     break
@@ -82,12 +82,6 @@ def _may_guess_behind(reader: LogReader, event: Event) -> bool:
     if isinstance(event, DamagedSpan):
         return reader.forgets_damage and not event.is_tail
     return not isinstance(event, walk.ExpiredSpan)
-
-
-def _behind(event: Run | walk.BlankSpan | DamagedSpan | walk.ExpiredSpan) -> int:
-    if isinstance(event, Run | walk.BlankSpan):
-        return event.end
-    return event.offset + event.length
 
 
 # --------------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def frame_start(layout: StoreLayout, offset: int) -> int:
                 return int(min([event.end, *starts[starts >= offset][:1]]))
             if isinstance(event, BlankSpan) and event.end > offset:
                 return event.end
-            if isinstance(event, DamagedSpan) and event.offset + event.length > offset:
+            if isinstance(event, DamagedSpan) and event.end > offset:
                 return offset
     return offset
 

@@ -82,21 +82,27 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class BlankSpan:
-    """The blank that ends a file."""
+class Span:
+    """A range of the log: its physical offset, and its bytes."""
 
     offset: int
     length: int
-    path: str
 
     @property
     def end(self) -> int:
-        """Physical offset after the blank."""
+        """Physical offset after the range."""
         return self.offset + self.length
 
 
 @dataclass(frozen=True, slots=True)
-class DamagedSpan:
+class BlankSpan(Span):
+    """The blank that ends a file."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedSpan(Span):
     """Bytes within the log that are not frames.
 
     Attributes:
@@ -106,8 +112,6 @@ class DamagedSpan:
             messages.
     """
 
-    offset: int
-    length: int
     kind: str
     reason: str
     path: str
@@ -138,11 +142,8 @@ class LogEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpiredSpan:
+class ExpiredSpan(Span):
     """A part of the log that a live broker deleted during the read, which is no damage."""
-
-    offset: int
-    length: int
 
 
 Event = Run | BlankSpan | DamagedSpan | ExpiredSpan | LogEnd

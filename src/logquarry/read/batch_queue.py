@@ -206,12 +206,7 @@ class BatchQueue(FileQueue):
         """See :meth:`Queue.rows`."""
         return self._repeated(start, stop, Spans.rows)
 
-    def _repeated(
-        self,
-        start: int,
-        stop: int,
-        read: Callable[[Spans, int, int], Iterator[tuple[int, Records]]],
-    ) -> Iterator[tuple[int, Records]]:
+    def _repeated(self, start: int, stop: int, read: _Read) -> Iterator[tuple[int, Records]]:
         for spans in self.spans(start, stop):
             first = int(np.searchsorted(spans.stops, start, "right"))
             last = int(np.searchsorted(spans.starts, stop, "left"))

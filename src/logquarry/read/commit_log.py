@@ -264,9 +264,9 @@ class CommitLog:
                 starts = event.window.base + event.rows[:, 0].astype(np.int64)
                 at = int(starts[np.searchsorted(starts, offset, "right") - 1])
                 return MessageNotFound(f"{where}: it lies within the one at {at}")
-            if isinstance(event, BlankSpan) and offset < event.offset + event.length:
+            if isinstance(event, BlankSpan) and offset < event.end:
                 return MessageNotFound(f"{where}: a blank fills the file from {event.offset} on")
-            if isinstance(event, DamagedSpan) and offset < event.offset + event.length:
+            if isinstance(event, DamagedSpan) and offset < event.end:
                 reason = event.reason
                 if event.offset != offset:
                     reason = f"within {event.length} damaged bytes from {event.offset}: {reason}"

@@ -169,6 +169,7 @@ class _Finder:
         self._settings = {entry.name: entry for entry in layout.filesystem.list(CONFIG)}
         self._features: list[Feature] = []
         self._other_log = layout.other_log
+        self._has_v2_at: str | None = None
 
     def find(self, *, index: bool) -> StoreFeatures:
         kinds = self.queue_kinds()
@@ -201,8 +202,7 @@ class _Finder:
     # -------------------------------------------------------------------------------- queues
     def queue_kinds(self) -> dict[str, QueueKind]:
         """Return the kind of each topic's queues, and add the features that the kinds imply."""
-        kinds: dict[str, QueueKind] = {}
-        kinds.update({topic: "simple" for topic, _ in self._layout.queue_names})
+        kinds: dict[str, QueueKind] = {topic: "simple" for topic, _ in self._layout.queue_names}
         # A rebuild makes the queues in its own folder, and then renames them. If it was interrupted
         # in between, the queues are still in that folder.
         found = rocksdb_folders(self._layout) or rocksdb_folders(self._layout, f"{REBUILD}/")
@@ -302,6 +302,8 @@ class _Finder:
         batches = ""
         for topic, found in islice(self._sample(), _MOST_FRAMES):
             place = self._layout.log_file(found.physical_offset)
+            if self._has_v2_at is None and found.magic == MAGIC_V2:
+                self._has_v2_at = place
             if not crc and found.properties[-props.CRC_SIZE :].startswith(props.CRC_PREFIX):
                 crc, evidence = True, place
             if found.sys_flag & (sys_flag.INNER_BATCH | sys_flag.NEED_UNWRAP):
@@ -384,12 +386,10 @@ class _Finder:
             return found
         if self.has(INDEX_TAGS):
             return Writer("5.4.0", None, (f"{INDEX}/",))
-        for _, frame in islice(self._sample(), _MOST_FRAMES):
-            if frame.magic == MAGIC_V2:
-                signs = found.evidence if found.is_5 else ()
-                place = self._layout.log_file(frame.physical_offset)
-                return Writer("5.0.0", "5.4.0", (*signs, place))
-        return found
+        if self._has_v2_at is None:
+            return found
+        signs = found.evidence if found.is_5 else ()
+        return Writer("5.0.0", "5.4.0", (*signs, self._has_v2_at))
 
 
 def _holds_data(entry: Entry) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from logquarry.log.filesystem import FileView
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import INDEX
-from logquarry.log.walk import LogReader, Run
+from logquarry.log.walk import LogReader, Run, Span
 
 _WORD: Final = 4
 _ENTRY_WORDS: Final = ENTRY.size // _WORD
@@ -322,18 +322,6 @@ counts as evidence. A single such entry may be damaged.
 """
 
 
-class Span(Protocol):
-    """A range of the log."""
-
-    @property
-    def offset(self) -> int:
-        """Physical offset."""
-
-    @property
-    def length(self) -> int:
-        """Length in bytes."""
-
-
 def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
     """Return the last message in the index, in the form of a queue entry. Return None if it starts
     before the physical offset ``least``.
@@ -375,7 +363,7 @@ def indexed_frames(layout: StoreLayout, least: int, spans: Sequence[Span]) -> tu
         after = np.minimum(after, places - places % size + size)
     if spans and len(places):
         starts = np.array([span.offset for span in spans], np.int64)
-        ends = np.array([span.offset + span.length for span in spans], np.int64)
+        ends = np.array([span.end for span in spans], np.int64)
         number = np.maximum(np.searchsorted(starts, places, side="right") - 1, 0)
         inside = (places >= starts[number]) & (places < ends[number])
         after = np.where(inside, np.minimum(after, ends[number]), after)

@@ -37,9 +37,9 @@ from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import DAMAGE
-from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
+from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run, Span
 from logquarry.read.batch_queue import all_queues, frames_in
-from logquarry.read.index_file import LARGEST_MESSAGE, Span, indexed_frames, last_indexed
+from logquarry.read.index_file import LARGEST_MESSAGE, indexed_frames, last_indexed
 from logquarry.read.queue import Queue, has_message
 from logquarry.read.rocksdb_queue import RocksQueue
 from logquarry.text import plural, time_text
@@ -54,13 +54,6 @@ StoreTimeAt = Callable[[int, int], int]
 """Function that returns the store time of a message, given its physical offset and its size; -1 if
 there is no message.
 """
-
-
-class Noted(NamedTuple):
-    """A damaged range of the log that a recovery has recorded."""
-
-    offset: int
-    length: int
 
 
 class DamageMap:
@@ -81,14 +74,14 @@ class DamageMap:
         if not isinstance(offset, int):
             return False
         at = bisect_right(self._spans, offset, key=attrgetter("offset")) - 1
-        return at >= 0 and offset < self._spans[at].offset + self._spans[at].length
+        return at >= 0 and offset < self._spans[at].end
 
 
 def known_damage(layout: StoreLayout) -> DamageMap:
     """Return the damage that the last recovery by logquarry noted in a store."""
     try:
         document = json.loads(layout.filesystem.read(DAMAGE))
-        spans = [Noted(int(span["offset"]), int(span["length"])) for span in document["damage"]]
+        spans = [Span(int(span["offset"]), int(span["length"])) for span in document["damage"]]
     except FileNotFoundError:
         return DamageMap()
     except (OSError, StoreNotFound, *_INVALID) as error:
@@ -96,7 +89,8 @@ def known_damage(layout: StoreLayout) -> DamageMap:
         return DamageMap()
     # If no valid durable offset is recorded, a program other than logquarry was the last to write
     # to the store. It may have truncated the log, so the recorded damage is not used.
-    return DamageMap(sorted(spans) if layout.durable_end is not None else ())
+    spans.sort(key=attrgetter("offset"))
+    return DamageMap(spans if layout.durable_end is not None else ())
 
 
 def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> list[QueueEntry]:
@@ -195,10 +189,10 @@ def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
         return bound
     position = start
     for event in LogReader(layout).events(start, bound):
-        if isinstance(event, Run):
+        if isinstance(event, Run | BlankSpan) or (
+            isinstance(event, DamagedSpan) and not event.is_cut
+        ):
             position = event.end
-        elif isinstance(event, BlankSpan) or (isinstance(event, DamagedSpan) and not event.is_cut):
-            position = event.offset + event.length
         else:
             break
     return min(position, bound)
@@ -463,7 +457,7 @@ def lost_messages(
         known = 0 if furthest is None else furthest.end
         limit = max(max(log_end, log.end) + log.file_size, known)
     starts = np.array([span.offset for span in spans], np.int64)
-    ends = np.array([span.offset + span.length for span in spans], np.int64)
+    ends = np.array([span.end for span in spans], np.int64)
 
     def lost(at: Int64) -> Bools:
         is_lost: Bools = (at >= log_end) & (at < limit)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, Final
 
 from logquarry import text
@@ -106,7 +105,7 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
             enable_multi_dispatch=bool(config.enable_multi_dispatch),
             enable_lmq=bool(config.enable_lmq),
         )
-        return _sized(config, {}, 0, 0, None)
+        return _sized(config, {}, None)
     require_own_settings(layout.with_config(config))
     layout = with_entry_rules(layout.with_config(config))
     config = layout.config
@@ -117,13 +116,19 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
         kept = layout.kept_settings.get("message_index_enable")
         is_on = _has_index(layout) if kept is None or layout.index_files else kept
         config = dataclasses.replace(config, message_index_enable=is_on)
-    return _sized(
-        config,
-        _usable_sizes(layout),
-        layout.commit_log.file_size,
-        _common_size(layout.queue_files(), queue_entry.UNIT_SIZE),
-        layout,
-    )
+    queues, batch_queues = layout.queue_files(), layout.batch_queue_files()
+    kept = dict(layout.kept_settings)
+    for name, files in (
+        ("mapped_file_size_commit_log", [layout.list_commit_log()]),
+        ("mapped_file_size_consume_queue", [queue.files for queue in queues]),
+        ("mapper_file_size_batch_consume_queue", [queue.files for queue in batch_queues]),
+        ("tran_state_table_mapped_file_size", [layout.state_table.files]),
+        ("tran_redo_log_mapped_file_size", [layout.redo_log.files]),
+    ):
+        if name in kept and not fits_files(kept[name], files):
+            del kept[name]
+    queue_size = _common_size(queues, queue_entry.UNIT_SIZE)
+    return _sized(config, kept, layout, queue_size, _common_size(batch_queues, batch.ENTRY_SIZE))
 
 
 def _has_index(layout: StoreLayout) -> bool:
@@ -133,31 +138,14 @@ def _has_index(layout: StoreLayout) -> bool:
     return INDEX in layout.folders or not layout.commit_log.files or not layout.queue_names
 
 
-def _usable_sizes(layout: StoreLayout) -> dict[str, Any]:
-    kept = dict(layout.kept_settings)
-    for name, files in _sequences(layout):
-        if name in kept and not fits_files(kept[name], files):
-            del kept[name]
-    return kept
-
-
-def _sequences(layout: StoreLayout) -> Iterator[tuple[str, list[tuple[StoreFile, ...]]]]:
-    yield "mapped_file_size_commit_log", [layout.list_commit_log()]
-    yield "mapped_file_size_consume_queue", [queue.files for queue in layout.queue_files()]
-    batch = [queue.files for queue in layout.batch_queue_files()]
-    yield "mapper_file_size_batch_consume_queue", batch
-    yield "tran_state_table_mapped_file_size", [layout.state_table.files]
-    yield "tran_redo_log_mapped_file_size", [layout.redo_log.files]
-
-
 def _sized(
     config: StoreConfig,
     kept: dict[str, Any],
-    log_size: int,
-    queue_size: int,
     layout: StoreLayout | None,
+    queue_size: int = 0,
+    batch_queue_size: int = 0,
 ) -> StoreConfig:
-    table_size = redo_size = 0
+    log_size = table_size = redo_size = 0
     if config.is_3_1 or (layout is not None and layout.has_state_table):
         table_size = kept.get(
             "tran_state_table_mapped_file_size",
@@ -169,6 +157,7 @@ def _sized(
         )
     shape = config.index_shape
     if layout is not None:
+        log_size = layout.commit_log.file_size
         table_size = layout.state_table.file_size if layout.state_table.files else table_size
         redo_size = layout.redo_log.file_size if layout.redo_log.files else redo_size
         shape = shape or _shape_of(layout)
@@ -185,7 +174,7 @@ def _sized(
         or queue_entry.DEFAULT_UNITS_PER_FILE * queue_entry.UNIT_SIZE,
         mapper_file_size_batch_consume_queue=config.batch_queue_file_size
         or kept.get("mapper_file_size_batch_consume_queue")
-        or (layout and _common_size(layout.batch_queue_files(), batch.ENTRY_SIZE))
+        or batch_queue_size
         or batch.DEFAULT_ENTRIES_PER_FILE * batch.ENTRY_SIZE,
         tran_state_table_mapped_file_size=config.state_table_file_size or table_size or None,
         tran_redo_log_mapped_file_size=config.redo_log_file_size or redo_size or None,

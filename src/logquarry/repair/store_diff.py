@@ -266,7 +266,7 @@ def place_at(layout: StoreLayout, offset: int) -> Place:
             return _place_of(path, at, outcome, "message", None)
         if isinstance(event, BlankSpan) and event.offset <= offset < event.end:
             return Place("blank", path, event.offset, event.length)
-        if isinstance(event, DamagedSpan) and offset < event.offset + event.length:
+        if isinstance(event, DamagedSpan) and offset < event.end:
             return _damaged(layout, path, event)
     return Place("nothing", path, offset, 0, "zeros after the last message")
 

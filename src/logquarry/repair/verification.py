@@ -419,8 +419,7 @@ class _Verification:
             for one in ranges:
                 offset = bases.get(path, 0) + one.offset
                 is_reported = path in bases and any(
-                    span.offset < offset + one.length and offset < span.offset + span.length
-                    for span in lost
+                    span.offset < offset + one.length and offset < span.end for span in lost
                 )
                 if not is_reported:
                     reason = f"{one.length} bytes {one.reason}"

@@ -219,10 +219,7 @@ def _add_tags(found: Survey, run: Run) -> None:
 def _use(found: Survey, event: Event) -> None:
     if isinstance(event, LogEnd | ExpiredSpan):
         return
-    if isinstance(event, Run):
-        start, end = event.start, event.end
-    else:
-        start, end = event.offset, event.offset + event.length
+    start, end = event.start if isinstance(event, Run) else event.offset, event.end
     for use in _files_between(found.files, start, end):
         part = min(end, use.base + use.room) - max(start, use.base)
         if isinstance(event, Run):

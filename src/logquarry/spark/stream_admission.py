@@ -203,7 +203,7 @@ def boundary(log: Backlog, upto: int) -> int:
     for event in reader.events(start, upto):
         if isinstance(event, LogEnd):
             break
-        end = event.end if isinstance(event, Run) else event.offset + event.length
+        end = event.end
         if end <= upto:
             position = end
             continue
@@ -238,7 +238,7 @@ def _after_one(log: Backlog) -> int:
             return event.window.base + int(event.rows[0, r.POSITION] + event.rows[0, r.SIZE])
         if isinstance(event, LogEnd):
             break
-        return min(event.offset + event.length, log.end)
+        return min(event.end, log.end)
     return log.end
 
 

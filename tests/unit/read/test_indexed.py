@@ -10,8 +10,9 @@ import pytest
 import logquarry as lq
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import Span
 from logquarry.read.index_file import indexed_frames, last_indexed
-from logquarry.read.log_end import Noted, last_entries
+from logquarry.read.log_end import last_entries
 from tests.helpers.small_store import opened
 
 
@@ -63,7 +64,7 @@ def test_sizes_are_those_up_to_the_next_message(store: tuple[Path, list[int]]) -
     ]
     assert all(estimate >= size for estimate, size in zip(sizes[:-1], real, strict=False))
     # Sound messages that the index lacks may follow the damage.
-    assert indexed_frames(layout, 0, [Noted(offsets[5], 95)])[1][5] == 95
+    assert indexed_frames(layout, 0, [Span(offsets[5], 95)])[1][5] == 95
 
 
 def test_a_header_without_its_entry_is_rot(store: tuple[Path, list[int]]) -> None:

@@ -17,8 +17,7 @@ from logquarry.format.index import IndexHeader
 from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.store_files import NAME_DIGITS, FileSequence, StoreFile
-from logquarry.log.walk import DamagedSpan, ExpiredSpan
-from logquarry.read.index_file import Span
+from logquarry.log.walk import DamagedSpan, ExpiredSpan, Span
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Units
 
@@ -272,7 +271,7 @@ def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
     if not spans:
         return np.full(len(places), -1, np.int64)
     starts = np.array([span.offset for span in spans], np.int64)
-    ends = np.array([span.offset + span.length for span in spans], np.int64)
+    ends = np.array([span.end for span in spans], np.int64)
     numbers = np.searchsorted(starts, places, "right") - 1
     inside = (numbers >= 0) & (places < ends[np.maximum(numbers, 0)])
     return np.where(inside, numbers, -1)

@@ -259,7 +259,7 @@ class LogAudit:
         for span in broken:
             self.damage.append(span)
             yield from framed(self._layout, span)
-            self.end = max(self.end, span.offset + span.length)
+            self.end = max(self.end, span.end)
 
     def _rest(self, broken: list[DamagedSpan], least: int) -> Iterator[Run]:
         kept = []

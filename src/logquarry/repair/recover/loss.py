@@ -255,7 +255,7 @@ class LossSearch:
         starts, ends = frames[:, 0], frames[:, 0] + frames[:, 1]
         inside: Bools = (starts >= self._log.start) & (ends <= self._end)
         for span in self._all_damage:
-            inside &= (starts >= span.offset + span.length) | (ends <= span.offset)
+            inside &= (starts >= span.end) | (ends <= span.offset)
         return inside & ~np.isin(starts, list(self._never))
 
     def _lost_of_index(self, lowest: int) -> Frames:
@@ -271,7 +271,7 @@ class LossSearch:
         starts, ends = frames[:, 0], frames[:, 0] + frames[:, 1]
         lacking: Bools = ends > self._end
         for span in self._damage:
-            lacking |= (starts < span.offset + span.length) & (ends > span.offset)
+            lacking |= (starts < span.end) & (ends > span.offset)
         if self._durable is not None and self._is_closed:
             # An earlier recovery cut the log there; entries of later messages show no loss.
             lacking &= starts < self._durable
@@ -335,7 +335,7 @@ class LossSearch:
             if file is not None and file.size:
                 yield f"{file.path} has a blank and no message"
             else:
-                where = f"{span.offset} to {span.offset + span.length}"
+                where = f"{span.offset} to {span.end}"
                 words = f"the log has no file for {where}: {path_at(span.offset)} is missing"
                 if span.offset < self._log.start:
                     # RocketMQ's retention leaves no trace in a store until the next put.

@@ -211,7 +211,7 @@ def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[tuple[int,
                 raise NeedsRecovery(f"{event.path}: at {event.offset}: {event.reason}")
             if position < event.offset:
                 pieces.append((position, event.offset))
-            position = event.offset + event.length
+            position = event.end
         elif isinstance(event, Run) and not names_copies:
             named = rows_with_property(event.window, event.rows, INNER_MULTI_QUEUE_OFFSET)
             names_copies = bool(len(named))
@@ -223,8 +223,9 @@ def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[tuple[int,
 def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
     """Raise CorruptFile if no file has the size in the settings."""
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
-    queue_files = tuple(file for queue in layout.queue_files() for file in queue.files)
-    sequences.append((queue_files, config.queue_file_size))
+    if config.queue_file_size is not None:
+        queue_files = tuple(file for queue in layout.queue_files() for file in queue.files)
+        sequences.append((queue_files, config.queue_file_size))
     for found, size in sequences:
         # Ignore empty files, which a crash can leave.
         files = [file for file in found if file.size]

@@ -436,7 +436,7 @@ def _made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | No
     valid, because no CRC covers its properties.
     """
     stop, room = file.base + file.size, layout.commit_log.file_size
-    spans = [span for span in log.damage if span.offset < stop <= span.offset + span.length]
+    spans = [span for span in log.damage if span.offset < stop <= span.end]
     start = max(file.base, min([log.end, *(span.offset for span in spans)]))
     if start >= stop:
         return None

@@ -19,7 +19,7 @@ from logquarry.format.arrays import Bools, Int64, consecutive
 from logquarry.format.frame import FIXED_SIZE_V1, Frame
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
-from logquarry.log.walk import MISSING_FILE, DamagedSpan
+from logquarry.log.walk import MISSING_FILE, DamagedSpan, Span
 from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
@@ -221,28 +221,20 @@ def _is_harmed(here: _Break, behind: int, is_queued: IsQueued) -> bool:
 LostOffsets = dict[QueueKey, list[Range]]
 
 
-@dataclass(slots=True)
-class LostSpan:
+@dataclass(frozen=True, slots=True)
+class LostSpan(Span):
     """A part of the log that the salvage cannot save.
 
     Attributes:
         kind: kind of the damage, one of verify's kinds.
         file: path below the store's folder.
-        offset: physical offset of the first byte.
         messages: queue -> ranges of queue offsets of its messages, as far as known.
     """
 
     kind: str
     file: str
-    offset: int
-    length: int
     reason: str
     messages: LostOffsets = field(default_factory=dict)
-
-    @property
-    def end(self) -> int:
-        """Physical offset after the last byte of this part."""
-        return self.offset + self.length
 
     def to_json(self) -> dict[str, Any]:
         """Return this part as a JSON object (docs/json.md)."""
@@ -270,13 +262,13 @@ def lost_spans(
         joins = last is not None and last.end == span.offset and last.kind == span.kind
         # Report consecutive missing files as one loss.
         if last is not None and joins and span.kind == MISSING_FILE:
-            last.length += span.length
+            found[-1] = replace(last, length=last.length + span.length)
             continue
-        found.append(LostSpan(span.kind, path, span.offset, span.length, span.reason))
+        found.append(LostSpan(span.offset, span.length, span.kind, path, span.reason))
     if known_end > end:
         reason = f"the log reached {known_end} once and ends at {end} now"
         path = layout.log_file(end)
-        found.append(LostSpan(MISSING_FILE, path, end, known_end - end, reason))
+        found.append(LostSpan(end, known_end - end, MISSING_FILE, path, reason))
     return found
 
 
@@ -382,7 +374,7 @@ def misnamed_messages(
                 )
                 lost: LostOffsets = {key: [(offset, offset + 1)]}
                 found.append(
-                    LostSpan("queue_misplaced", layout.log_file(place), place, 0, reason, lost)
+                    LostSpan(place, 0, "queue_misplaced", layout.log_file(place), reason, lost)
                 )
     return found
 

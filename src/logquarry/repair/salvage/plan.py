@@ -183,7 +183,7 @@ class _Planner:
         log = LogAudit(self._layout, bounds)
         for run in log.runs():
             damage = log.damage[-1] if log.damage else None
-            if damage is not None and run.start < damage.offset + damage.length:
+            if damage is not None and run.start < damage.end:
                 self._note_framed(run)
             else:
                 self._save(run)
@@ -203,11 +203,11 @@ class _Planner:
         tail = lost_tail(self._layout, log.latest_timestamp)
         if tail is not None and self._known_end <= log.end:
             # Only the checkpoint shows the loss, so its size is unknown.
-            plan.lost.append(losses.LostSpan("checkpoint_ahead", CHECKPOINT, log.end, 0, tail))
+            plan.lost.append(losses.LostSpan(log.end, 0, "checkpoint_ahead", CHECKPOINT, tail))
         missing = None if self._log.files or plan.lost else self._layout.missing_log
         if missing is not None:
             plan.lost.append(
-                losses.LostSpan(MISSING_FILE, missing.evidence[0], 0, 0, missing.reason)
+                losses.LostSpan(0, 0, MISSING_FILE, missing.evidence[0], missing.reason)
             )
         losses.fill_messages(self._layout, plan.lost, self._framed)
         if plan.lost:
@@ -222,7 +222,7 @@ class _Planner:
         self._plan.lost_messages += int(frames[:, 2].sum())
         for file, places, reason in replaced_files(self._layout, frames):
             messages = losses.queued_at(self._layout, places)
-            lost = losses.LostSpan(MISSING_FILE, file, int(places[0]), 0, reason, messages)
+            lost = losses.LostSpan(int(places[0]), 0, MISSING_FILE, file, reason, messages)
             self._plan.lost.append(lost)
 
     def _tell(self, position: int) -> None:
