@@ -107,7 +107,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         Action.READ,
         "the queue id in a frame has changed, and the message is in its right queue, so consumers "
         "get it",
-        "nothing. Do not rebuild the queues: the message can get into another queue, or into none",
+        "nothing: recover and rebuild keep the message in its right queue",
     ),
     "suspect_text": _damage(Action.READ, "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": _damage(
