@@ -222,6 +222,11 @@ KINDS: Final[Mapping[str, Kind]] = {
         "the checkpoint covers messages after the last message of the log",
         "put the last files of the log back from a backup, else `recover`",
     ),
+    "checkpoint_offset": _damage(
+        Action.RECOVER,
+        "the checkpoint has an offset that only RocketMQ 5.5 writes, but its value is impossible, "
+        "or other files show an earlier version. A broker of 5.5 would skip messages",
+    ),
     "checkpoint_short": _damage(Action.RECOVER, "the checkpoint file is too short"),
     "abort_file": _note(
         "the file abort exists: the store is open, or was not shut down cleanly",

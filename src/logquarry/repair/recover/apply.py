@@ -170,6 +170,8 @@ class _Work:
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
             # After a crash, a broker of 5.5 dispatches from here on: do not exceed the log's end.
             checkpoint.offsets = checkpoint.offsets.limited(self._plan.log_end)
+            if self._plan.harmed_offset is not None:
+                checkpoint.offsets = checkpoint.offsets._replace(logics_physical=0)
             checkpoint.flush()
             # The old timer wheel can point to lost messages. A new message can get the physical
             # offset of a lost one, and a broker would then deliver the new message.

@@ -18,6 +18,7 @@ from logquarry.dialect31.state_table import TransactionCheck, UnitsPlan, keeps_t
 from logquarry.errors import StoreUnavailable
 from logquarry.format.arrays import REACHED_STOP
 from logquarry.log import codec
+from logquarry.log.broker_version import OFFSET_AT, harmed_offset
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import LogFolders
 from logquarry.log.open_files import OpenFiles
@@ -87,6 +88,7 @@ class SafePlan(RecoveryPlan):
         misnamed: paths of the files in the log's folder that do not belong to the log.
         rocksdb: folder of the queues in RocksDB, if they must be built again.
         harmed_ids: physical offset -> right queue, for each frame with a harmed queue id.
+        harmed_offset: the harmed offset in the checkpoint, which the recovery sets to 0; or None.
     """
 
     config: StoreConfig
@@ -100,6 +102,7 @@ class SafePlan(RecoveryPlan):
     misnamed: tuple[str, ...] = ()
     rocksdb: str | None = None
     harmed_ids: Mapping[int, QueueKey] = field(default_factory=dict)
+    harmed_offset: int | None = None
 
 
 @rereads
@@ -199,6 +202,12 @@ class _Planner:
         if tail is not None:
             self._words.append(tail)
             self._steps.add(StepKind.WRITE_CHECKPOINT, CHECKPOINT, "it covers lost messages")
+        harmed = harmed_offset(layout.filesystem)
+        if harmed is not None:
+            reason = f"{harmed} is not the offset that a broker of 5.5 writes there"
+            self._steps.add(
+                *(StepKind.WRITE_CHECKPOINT, CHECKPOINT, reason), offset=OFFSET_AT, length=8
+            )
         starts = [queue.resume_at for queue in queues if queue.resume_at is not None]
         if index is not None:
             starts.append(max(log.start, index.built_from))
@@ -231,6 +240,7 @@ class _Planner:
             misnamed=tuple(file.path for file, _ in misnamed),
             rocksdb=in_rocksdb,
             harmed_ids=ids.found,
+            harmed_offset=harmed,
             refused=refused,
         )
 
