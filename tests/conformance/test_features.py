@@ -16,6 +16,8 @@ from logquarry.config import StoreConfig
 from logquarry.errors import UnsupportedStore
 from logquarry.ingest.load import plan_load
 from logquarry.ingest.staging import LoadPlan
+from logquarry.log.broker_version import OFFSET_AT, find_writer, harmed_offset
+from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.read.features import find_features
 from logquarry.repair.rebuild.rebuild import rebuild
@@ -32,12 +34,30 @@ from tests.conformance.rocketmq5 import (
     state_of,
 )
 from tests.helpers.command import run
+from tests.helpers.files import overwrite
 
 RULES = lq.RetentionRules(keep_bytes=0)
 
 
 def test_every_store_is_here(rocketmq5: Path) -> None:
     assert sorted(path.name for path in rocketmq5.iterdir()) == sorted(REFUSED)
+
+
+def test_a_version_needs_more_than_the_checkpoint(copied: Copied) -> None:
+    """No CRC covers the offset in the checkpoint, by which a store counts as one of 5.5."""
+    root = copied("5.5.0-plain")
+    files = LocalFileSystem(root)
+    writer = find_writer(files)
+    assert (writer.at_least, harmed_offset(files)) == ("5.5.0", None)
+    # The offset is that of a message, so it is believed although a copy lacks the folder.
+    shutil.rmtree(root / "rocksdbstore")
+    assert find_writer(files) == writer
+    root = copied("5.1.4-plain")
+    files = LocalFileSystem(root)
+    writer = find_writer(files)
+    assert (writer.at_least, harmed_offset(files)) == ("5.0.0", None)
+    overwrite(root / "checkpoint", OFFSET_AT, (64).to_bytes(8))
+    assert (find_writer(files), harmed_offset(files)) == (writer, 64)
 
 
 @pytest.mark.parametrize("name", sorted(FEATURES))

@@ -10,6 +10,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import StoreUnavailable, UnsupportedStore, UsageError
 from logquarry.format import queue_entry as table
+from logquarry.format.frame import HEAD
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb
@@ -29,7 +30,24 @@ from tests.conformance.rocksdb import (
     records,
 )
 from tests.helpers.command import run
-from tests.helpers.files import flip, zero
+from tests.helpers.files import flip, overwrite, zero
+
+
+@pytest.mark.parametrize("queue_id", [0, 77])
+def test_a_frame_with_a_harmed_queue_id_keeps_its_place(
+    queue_id: int, copied: Copied, rocksdb: dict[str, Path]
+) -> None:
+    """No CRC covers the queue id in a frame, but the right queue has the frame's entry."""
+    root = copied(QUEUES[0])
+    (folder,) = rocksdb_folders(StoreLayout.open(root))
+    before = records(root, folder)[table.ENTRIES]
+    entries = {key: some for key, some in broker_entries(rocksdb[QUEUES[0]]).items() if key[1]}
+    _, place, *_ = max(entries.values(), key=len)[1]
+    log = min((root / "commitlog").iterdir())
+    overwrite(log, place + HEAD.offsets["queue_id"], queue_id.to_bytes(4))
+    assert not recover(root).is_needed
+    assert rebuild(root, apply=True).is_applied
+    assert records(root, folder)[table.ENTRIES] == before
 
 
 @pytest.mark.parametrize("name", QUEUES)

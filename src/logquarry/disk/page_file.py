@@ -123,6 +123,7 @@ class CheckpointFile:
             data = self._file.read(PAGE_SIZE)
             found = checkpoint.decode(data)
         self.offsets = checkpoint.decode_offsets(data)
+        self._has_offsets = any(self.offsets)
         self.physic_timestamp, self.logics_timestamp, self.index_timestamp = found
         self._on_disk = found
         self.before_write: Callable[[Checkpoint, Checkpoint], None] = lambda *_: None
@@ -139,7 +140,7 @@ class CheckpointFile:
             times = self.times
             self.before_write(self._on_disk, times)
             data = checkpoint.LAYOUT.struct.pack(*times)
-            if any(self.offsets):
+            if self._has_offsets or any(self.offsets):
                 data += checkpoint.OFFSETS.struct.pack(*self.offsets)
             self._file.write_durably(data)
             self._on_disk = times

@@ -158,14 +158,17 @@ TAG_WIDTH: Final = 3
 """Number of 64-bit numbers per requested tag. The number of tags comes before the first tag."""
 
 
-def joined_records(first: Records, second: Records) -> Records:
-    """Join two arrays of the same structured dtype, and keep the byte order of its fields.
+def joined_records(*parts: Records) -> Records:
+    """Join arrays of the same structured dtype, and keep the byte order of its fields.
 
     ``np.concatenate`` returns fields in the machine's byte order.
     """
-    both = np.empty(len(first) + len(second), second.dtype)
-    both[: len(first)], both[len(first) :] = first, second
-    return both
+    joined = np.empty(sum(map(len, parts)), parts[-1].dtype)
+    at = 0
+    for part in parts:
+        joined[at : at + len(part)] = part
+        at += len(part)
+    return joined
 
 
 def consecutive(offsets: Int64) -> Iterator[tuple[int, int]]:

@@ -9,15 +9,25 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile
-from logquarry.format import broker_json
+from logquarry.format import broker_json, checkpoint, frame
 from logquarry.log.filesystem import FileSystem
 from logquarry.log.rocksdb import read_config
-from logquarry.log.store_files import BATCH_QUEUE, CHECKPOINT, CONFIG, SIDECAR
+from logquarry.log.store_files import (
+    BATCH_QUEUE,
+    CHECKPOINT,
+    COMMIT_LOG,
+    CONFIG,
+    NAME_DIGITS,
+    SIDECAR,
+)
 
 ROCKSDB_STORE: Final = "rocksdbstore"
 """A folder that every broker since version 5.4.0 creates."""
 _FOLDERS_OF_5: Final = ("timerwheel", BATCH_QUEUE, "compaction")
 _FILES_OF_5: Final = ("timercheck", "timermetrics")
+_FIELD: Final = "logics_physical"
+OFFSET_AT: Final = checkpoint.LAYOUT.size + checkpoint.OFFSETS.offsets[_FIELD]
+"""Position in the checkpoint of the offset that only brokers since version 5.5 write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +58,56 @@ def find_writer(filesystem: FileSystem) -> Writer:
 
     :func:`logquarry.read.features.find_features` also uses the signs in frames and in the index.
     """
+    return _find(filesystem)[0]
+
+
+def harmed_offset(filesystem: FileSystem) -> int | None:
+    """Return the offset of 5.5 in the checkpoint if damage must have changed it; else None."""
+    writer, offset = _find(filesystem)
+    return None if not offset or _SIGN in writer.evidence else offset
+
+
+_SIGN: Final = f"{CHECKPOINT} at {OFFSET_AT}"
+
+
+def _find(filesystem: FileSystem) -> tuple[Writer, int]:
+    """Return the writer, and the offset of 5.5 in the checkpoint."""
     root = {entry.name for entry in filesystem.list("")}
-    config = {entry.name for entry in filesystem.list(CONFIG)}
     try:
-        page = filesystem.read(CHECKPOINT)
+        offset = checkpoint.decode_offsets(filesystem.read(CHECKPOINT)).logics_physical
     except (FileNotFoundError, StoreNotFound, UnreadableFile):
-        page = b""
-    if page[40:48].strip(b"\0"):
-        return Writer("5.5.0", None, (f"{CHECKPOINT} at 40",))
+        offset = 0
     if ROCKSDB_STORE in root:
-        return Writer("5.4.0", None, (f"{ROCKSDB_STORE}/",))
+        sign = _SIGN if offset > 0 else f"{ROCKSDB_STORE}/"
+        return Writer("5.5.0" if offset > 0 else "5.4.0", None, (sign,)), offset
+    found = _by_names(filesystem, root)
+    # A broker of 5.5 would have made the folder, but a copy of its store can lack it. No CRC covers
+    # the checkpoint, so believe the offset only if a message begins there.
+    if found.before != "5.0.0" and offset > 0 and _has_frame(filesystem, offset):
+        found = Writer("5.5.0", None, (_SIGN,))
+    return found, offset
+
+
+def _has_frame(filesystem: FileSystem, offset: int) -> bool:
+    for entry in filesystem.list(COMMIT_LOG):
+        if not entry.name.isdecimal() or len(entry.name) != NAME_DIGITS or entry.is_dir:
+            continue
+        position = offset - int(entry.name)
+        if 0 <= position < entry.size:
+            try:
+                view = filesystem.open(f"{COMMIT_LOG}/{entry.name}")
+            except (FileNotFoundError, StoreNotFound):
+                return False
+            head = bytes(view.window(position, frame.BLANK.size)[: frame.BLANK.size])
+            if len(head) < frame.BLANK.size:
+                return False
+            size, magic = frame.BLANK.struct.unpack(head)
+            return magic in (frame.MAGIC_V1, frame.MAGIC_V2) and size >= frame.FIXED_SIZE_V1
+    return False
+
+
+def _by_names(filesystem: FileSystem, root: set[str]) -> Writer:
+    config = {entry.name for entry in filesystem.list(CONFIG)}
     signs = [name for name in _FOLDERS_OF_5 if name in root]
     signs += [f"{CONFIG}/{name}" for name in _FILES_OF_5 if name in config]
     if any(topic_attributes(filesystem).values()):

@@ -107,7 +107,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         Action.READ,
         "the queue id in a frame has changed, and the message is in its right queue, so consumers "
         "get it",
-        "nothing. Do not rebuild the queues: the message can get into another queue, or into none",
+        "nothing: recover and rebuild keep the message in its right queue",
     ),
     "suspect_text": _damage(Action.READ, "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": _damage(
@@ -226,6 +226,11 @@ KINDS: Final[Mapping[str, Kind]] = {
         Action.RECOVER,
         "the checkpoint covers messages after the last message of the log",
         "put the last files of the log back from a backup, else `recover`",
+    ),
+    "checkpoint_offset": _damage(
+        Action.RECOVER,
+        "the checkpoint has an offset that only RocketMQ 5.5 writes, but its value is impossible, "
+        "or other files show an earlier version. A broker of 5.5 would skip messages",
     ),
     "checkpoint_short": _damage(Action.RECOVER, "the checkpoint file is too short"),
     "abort_file": _note(

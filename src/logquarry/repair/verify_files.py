@@ -20,7 +20,7 @@ from logquarry.format.broker_json import FOLDERS_V1
 from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import kept_settings
-from logquarry.log.broker_version import ROCKSDB_STORE
+from logquarry.log.broker_version import OFFSET_AT, ROCKSDB_STORE, harmed_offset
 from logquarry.log.filesystem import LocalFileSystem, below
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE
@@ -80,7 +80,12 @@ def check_checkpoint(
         return
     if found is None:
         report.add("checkpoint_missing", CHECKPOINT, 0, "RocketMQ creates a new one")
-    elif not any(found):
+        return
+    offset = harmed_offset(layout.filesystem)
+    if offset is not None:
+        reason = f"{offset} is not the offset that a broker of 5.5 writes there"
+        report.add("checkpoint_offset", CHECKPOINT, OFFSET_AT, reason, 8)
+    if not any(found):
         if messages:
             reason = "all zeros: RocketMQ treats no message as flushed"
             report.add("checkpoint_zero", CHECKPOINT, 0, reason)

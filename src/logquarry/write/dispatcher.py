@@ -138,6 +138,8 @@ class Dispatcher:
         dispatched: called with each run, after its queue entries and index keys are written.
         follow: called with each run, after its queue entries are written. Used for the state table
             of RocketMQ 3.1.
+        place: called with the entries of each run, by queue; returns them in their right queues. A
+            recovery moves the entries of frames with a harmed queue id.
 
     Attributes:
         offset: physical offset up to which all messages are in queues and index.
@@ -155,6 +157,7 @@ class Dispatcher:
         start: int,
         dispatched: Dispatched = lambda *_: None,
         follow: Callable[[Window, Followed], None] | None = None,
+        place: Callable[[Groups], Groups] = lambda parts: parts,
     ) -> None:
         self.offset = start
         self.limit: int | None = None
@@ -165,6 +168,7 @@ class Dispatcher:
         self._config = config
         self._dispatched = dispatched
         self._follow = follow
+        self._place = place
         self._follower = Follower(config.delay_levels_ms, keys=config.index_keys)
 
     def dispatch_until(self, offset: int | None = None) -> int:
@@ -238,7 +242,7 @@ class Dispatcher:
 
     def _dispatch(self, window: Window, run: Followed) -> None:
         requests = run.requests
-        parts = queue_writer.parts_with_copies(window, run, self._config)
+        parts = self._place(queue_writer.parts_with_copies(window, run, self._config))
         for key, part in parts.items():
             writer = self._writer_of(key)
             if writer is not None:

@@ -35,9 +35,10 @@ keys after the index's end       index_behind, index_missing       build_index
 
 A queue offset is harmed if damage changed its bytes in the frame. Verify reports every harmed queue
 offset (:mod:`.queues`). Recover and rebuild take the right offset from the neighbouring messages or
-from the queue (:mod:`.right_offsets`). If a queue differs from the log, recover writes the queue's
-entries from the first difference on again (:mod:`.first_difference`). Verify and recover can give
-different verdicts on the queues: they did so for 12 of 363 test stores.
+from the queue (:mod:`.right_offsets`). The queues show the right queue of a frame with a harmed
+queue id (:mod:`.harmed_ids`). If a queue differs from the log, recover writes the queue's entries
+from the first difference on again (:mod:`.first_difference`). Verify and recover can give different
+verdicts on the queues: they did so for 12 of 363 test stores.
 
 The recovery mode ``rocketmq`` repeats what RocketMQ does, and so does not use this package
 (``java_*.py`` in :mod:`logquarry.repair.recover`).

@@ -37,6 +37,7 @@ from logquarry.repair.audit.differences import (
     names_damage,
 )
 from logquarry.repair.audit.expired_queues import bridges
+from logquarry.repair.audit.harmed_ids import HarmedIds
 from logquarry.repair.audit.right_offsets import RightBases, RightOffsets
 from logquarry.repair.audit.runs import AuditedRun, EntryFacts, audited
 from logquarry.write.message_rules import queue_name_fault
@@ -389,7 +390,8 @@ def same_batches(there: BatchEntries, wanted: BatchEntries) -> Bools:
 # -------------------------------------------------------------------------------------- all queues
 class QueueAudits:
     """Compares all queues of a store with its log. In ``queues``, a queue with unusable files is
-    None. ``damage`` has the damaged bytes of the log so far.
+    None. ``damage`` has the damaged bytes of the log so far. ``ids`` moves frames with a harmed
+    queue id to their right queues; None to believe every queue id.
     """
 
     def __init__(
@@ -400,9 +402,11 @@ class QueueAudits:
         transactions: TransactionCheck | None = None,
         *,
         mends: bool = True,
+        ids: HarmedIds | None = None,
     ) -> None:
         self.has_keys = False
         self._mends = mends
+        self._ids = ids
         self.transactions = transactions
         self._config = config
         self._damage = damage
@@ -431,7 +435,8 @@ class QueueAudits:
         if self.transactions is not None:
             self.transactions.take(run.facts.transactions)
         for parts in run.facts.parts:
-            for key, part in parts.items():
+            right = parts if self._ids is None else self._ids.place(parts)
+            for key, part in right.items():
                 audit = self._audits.get(key)
                 if audit is None:
                     if queue_name_fault(key[0]) is not None:

@@ -169,10 +169,10 @@ class QueuesAudit:
         queue id.
 
         A frame is left out if the messages before and after it have consecutive queue offsets, this
-        queue does not have its entry, and another queue has it. If no message follows, the frame's
-        own queue offset must also not continue the previous one. If this queue has no entry for the
-        last message, the method holds the message back until the next call. ``is_end`` is whether
-        the log has no further message of the queue.
+        queue does not have its entry, and another queue has it. If no message follows, and the
+        frame's own queue offset continues the previous one, a queue of the same topic must have its
+        entry. If this queue has no entry for the last message, the method holds the message back
+        until the next call. ``is_end`` is whether the log has no further message of the queue.
         """
         held = self._held.pop(key, None)
         if held is not None:
@@ -181,7 +181,10 @@ class QueuesAudit:
             if key[0] not in self._by_topic or self._searches == _MOST_SEARCHES:
                 return values
             every = range(len(values["queue_offset"]))
-            found = (not self._is_of_another(key, seen, values, at) for at in every)
+            # Only the queue id can be harmed: a queue of another topic can have a copy by
+            # multi-dispatch.
+            names = self._by_topic[key[0]]
+            found = (not self._is_of_another(key, seen, values, at, names) for at in every)
             own = np.fromiter(found, np.bool_)
             return {name: column[own] for name, column in values.items()}
         if seen.harmed is None or not seen.messages:
@@ -191,24 +194,29 @@ class QueuesAudit:
         stays = np.ones(len(offsets), np.bool_)
         doubtful = np.flatnonzero(offsets[1:] == expected[:-1]).tolist()
         last = len(offsets) - 1
-        if is_end and offsets[last] != expected[last]:
-            doubtful.append(last)
+        doubtful += [last] if is_end else []
         for at in doubtful:
-            stays[at] = not self._is_of_another(key, seen, values, at)
+            # Without a break in the queue offsets, a copy by multi-dispatch shows nothing.
+            is_next = at == last and offsets[last] == expected[last]
+            names = self._by_topic.get(key[0], []) if is_next else self._sorted
+            stays[at] = not self._is_of_another(key, seen, values, at, names)
         if not is_end and stays[last] and not seen.harmed.has(*_entry_of(values, last)):
             stays[last] = False
             self._held[key] = {name: column[last:] for name, column in values.items()}
         return {name: column[stays] for name, column in values.items()}
 
     def _is_of_another(
-        self, key: QueueKey, seen: SeenMessages, values: dict[str, Any], at: int
+        self,
+        key: QueueKey,
+        seen: SeenMessages,
+        values: dict[str, Any],
+        at: int,
+        names: list[QueueKey],
     ) -> bool:
         offset, entry = _entry_of(values, at)
         if offset < 0 or (seen.harmed is not None and seen.harmed.has(offset, entry)):
             return False
-        # If the queue has no files, only the queue id can be harmed: a queue of another topic can
-        # have a copy by multi-dispatch.
-        for name in self._by_topic.get(key[0], ()) if seen.queue is None else self._sorted:
+        for name in names:
             if name == key:
                 continue
             if self._searches == _MOST_SEARCHES:

@@ -11,9 +11,10 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,9 +37,11 @@ from logquarry.log.store_files import (
     quarantine,
 )
 from logquarry.log.walk import DamagedSpan
+from logquarry.read.log_queues import QueueKey
 from logquarry.read.rocksdb_queue import ROCKSDB_FOLDERS, QueueDb, require_package, rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import AuditedQueue, queue_name
+from logquarry.repair.audit.harmed_ids import placed
 from logquarry.repair.audit.log import KnownBounds, LogAudit
 from logquarry.repair.audit.other_queues import wrong_end
 from logquarry.repair.rebuild.other_queues import BatchFiles, RocksFiles
@@ -46,9 +49,10 @@ from logquarry.repair.rebuild.queue_files import IndexFiles, LeftOut, OldQueues,
 from logquarry.systems import read_file
 from logquarry.text import document
 from logquarry.units import Clock, Progress
-from logquarry.write.queue_writer import is_batch, parts_with_copies
+from logquarry.write.queue_writer import QueuePart, is_batch, parts_with_copies
 
 _WRITTEN_BY: Final = "logquarry"
+Parts = Mapping[QueueKey, QueuePart]
 
 
 def made_of(store: str, names: Iterable[str], config: StoreConfig) -> dict[str, Any]:
@@ -221,6 +225,7 @@ class BuildJob:
         old: the queues that are rebuilt, except batch queues and those with unusable files.
         batch: the builder of the batch queues; None to build no batch queues.
         rocksdb: the folder of RocksDB below ``folder``, if the store has its queues in RocksDB.
+        place: moves the entries of frames with a harmed queue id to their right queues.
     """
 
     layout: StoreLayout
@@ -235,6 +240,7 @@ class BuildJob:
     old: OldQueues = field(default_factory=dict)
     batch: BatchFiles | None = None
     rocksdb: str | None = None
+    place: Callable[[Parts], Parts] = lambda parts: parts
 
     def queue_files(self) -> QueueFiles | None:
         """Return the builder of the queues; None to build only the index."""
@@ -280,7 +286,7 @@ def _build(job: BuildJob, progress: Progress | None) -> Built:
                 if index is not None:
                     index.add(found)
                 if queues is not None:
-                    parts = parts_with_copies(window, found, job.config)
+                    parts = dict(job.place(parts_with_copies(window, found, job.config)))
                     for key in [key for key, part in parts.items() if is_batch(part.units)]:
                         units = parts.pop(key).units
                         if job.batch is not None:
@@ -451,9 +457,11 @@ def replace_queues(
     disk: Disk,
     clock: Clock,
     progress: Progress | None,
+    harmed_ids: Mapping[int, QueueKey],
 ) -> None:
-    """Rebuild the queues in RocksDB from a repaired log; move the old folder to quarantine. Raises
-    UnsupportedStore if the log has lost messages in the middle of a queue.
+    """Rebuild the queues in RocksDB from a repaired log; move the old folder to quarantine.
+    ``harmed_ids`` has the right queues of frames (:func:`placed`). Raises UnsupportedStore if the
+    log has lost messages in the middle of a queue.
     """
     root = Path(layout.root)
     build = root / REBUILD
@@ -470,6 +478,7 @@ def replace_queues(
         likely_end=log_end,
         is_live=False,
         rocksdb=folder,
+        place=partial(placed, found=harmed_ids),
     )
     built = build_here(job, progress).queues
     assert isinstance(built, RocksFiles)

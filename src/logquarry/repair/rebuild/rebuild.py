@@ -49,6 +49,7 @@ from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import queue_fault
 from logquarry.repair.audit.expired_queues import bridges, stand_in
+from logquarry.repair.audit.harmed_ids import HarmedIds
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.build import (
@@ -308,7 +309,9 @@ class _Rebuild:
             assert config.batch_queue_file_size is not None
             folder = self._build / BATCH_QUEUE
             batch = BatchFiles(self.disk, folder, config.batch_queue_file_size)
-        log, likely_end, old = self._audit(layout, queue_size, is_live=report.is_live)
+        log, likely_end, found = self._audit(layout, queue_size, is_live=report.is_live)
+        old = {} if report.is_live else found
+        ids = HarmedIds(layout, found, is_3_1=config.is_3_1)
         job = BuildJob(
             layout=layout,
             config=config,
@@ -322,6 +325,7 @@ class _Rebuild:
             old=old,
             batch=batch,
             rocksdb=next(iter(rocksdb_folders(layout)), None),
+            place=ids.place,
         )
         built = self.builder(job, progress)
         queues = built.queues
@@ -365,11 +369,6 @@ class _Rebuild:
         """Return the log's audit, its likely end, and the usable old queues without batches."""
         files = OpenFiles(layout)
         found = all_queues(layout, files)
-        if is_live:
-            end = CommitLog(
-                layout, files=files, last_entries=lambda: last_entries(layout, found)
-            ).max_offset
-            return LogAudit(layout, KnownBounds(), stop=end, is_live=True), end, {}
         usable = [
             queue
             for queue in found
@@ -379,11 +378,15 @@ class _Rebuild:
             )
             is None
         ]
+        old = {q.key: q for q in usable if not isinstance(q, BatchQueue)}
+        if is_live:
+            log = CommitLog(layout, files=files, last_entries=lambda: last_entries(layout, found))
+            end = log.max_offset
+            return LogAudit(layout, KnownBounds(), stop=end, is_live=True), end, old
         bounds = find_bounds(layout, usable)
         if bounds.queued is None:
             # Without entries, the queues show no end of the log: the last messages may have none.
             bounds = dataclasses.replace(bounds, is_closed=False)
-        old = {q.key: q for q in usable if not isinstance(q, BatchQueue)}
         return LogAudit(layout, bounds), bounds.likely_end or layout.commit_log.end, old
 
     def _take_over(

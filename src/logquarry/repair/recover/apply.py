@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.errors import StoreUnavailable
 from logquarry.format import frame, queue_entry
 from logquarry.format.arrays import Int64
+from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_names import RENAMING, right_path
@@ -46,6 +48,7 @@ from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.differences import names_damage
+from logquarry.repair.audit.harmed_ids import placed
 from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.build import replace_queues
 from logquarry.repair.rebuild.queue_files import KeyThread
@@ -146,7 +149,7 @@ class _Work:
                 layout = StoreLayout.open(self._root, self._config)
                 replace_queues(
                     *(layout, self._config, self._plan.rocksdb, self._plan.log_end),
-                    *(self._disk, self._clock, self._progress),
+                    *(self._disk, self._clock, self._progress, self._plan.harmed_ids),
                 )
             log.flush(0)
             sync_files(
@@ -166,6 +169,8 @@ class _Work:
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
             # After a crash, a broker of 5.5 dispatches from here on: do not exceed the log's end.
             checkpoint.offsets = checkpoint.offsets.limited(self._plan.log_end)
+            if self._plan.harmed_offset is not None:
+                checkpoint.offsets = checkpoint.offsets._replace(logics_physical=0)
             checkpoint.flush()
             # The old timer wheel can point to lost messages. A new message can get the physical
             # offset of a lost one, and a broker would then deliver the new message.
@@ -238,28 +243,34 @@ class _Work:
         self._disk.copy(path, position, length, free_path(target))
 
     def _find_mendings(self) -> None:
-        """Collect the entries of lost messages, because the next step cuts them off."""
+        """Collect the entries of lost messages, because the next step cuts them off. Also save the
+        entries of frames with a harmed queue id: only these entries show the right queue.
+        """
         layout = StoreLayout.open(self._root, self._config)
         files = OpenFiles(layout)
-        damage = DamageMap(self._plan.damage)
+        damage, ids = DamageMap(self._plan.damage), self._plan.harmed_ids
         # An interrupted recovery may have cut the queues already, and saved these entries.
         noted = load_kept(self._kept_path)
+
+        def is_kept(entry: QueueEntry) -> bool:
+            return entry.physical_offset in ids or names_damage(entry, damage)
+
         for queue in self._plan.queues:
             if queue.resume_at is None:
                 continue
             kept: dict[int, bytes] = {}
-            if damage:
+            if damage or ids:
                 kept = {
                     offset: queue_entry.encode(entry)
                     for offset, entry in noted.get(queue.key, {}).items()
-                    if queue.keep_until <= offset < queue.end and names_damage(entry, damage)
+                    if queue.keep_until <= offset < queue.end and is_kept(entry)
                 }
             form = queue_form(self._config, queue.key[0])
             has_fillers = form.root == CONSUME_QUEUE
-            if has_fillers and damage and queue.had_until > queue.keep_until:
+            if has_fillers and (damage or ids) and queue.had_until > queue.keep_until:
                 start = self._plan.log_start
                 disk = ConsumeQueue(layout, *queue.key, log_min_offset=start, files=files)
-                kept |= kept_entries(disk, queue.keep_until, queue.end, damage)
+                kept |= kept_entries(disk, queue.keep_until, queue.end, is_kept)
             aside = quarantine(self._root, form.root, queue.key[0], str(queue.key[1]))
             self._mendings[queue.key] = Mending(
                 queue.resume_at, kept, aside, queue.moved, max(MOST_GAP, queue.largest_gap)
@@ -405,6 +416,7 @@ class _Work:
                         *(log, writer_of, put_keys if with_index else None, self._config),
                         start=begin,
                         dispatched=self._dispatched,
+                        place=partial(placed, found=plan.harmed_ids),
                     )
                     dispatcher.dispatch_piece(begin, end)
             if rest is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -21,7 +21,7 @@ from logquarry.log.walk import DamagedSpan
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
-from logquarry.repair.audit.differences import AuditedQueue, names_damage
+from logquarry.repair.audit.differences import AuditedQueue
 from logquarry.repair.audit.index import entries_of_last, file_fault, sequence_fault
 from logquarry.repair.recover.loss import Loss
 from logquarry.systems import read_file
@@ -243,15 +243,16 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
 
 
 def kept_entries(
-    queue: Queue, start: int, stop: int, damage: Container[int]
+    queue: Queue, start: int, stop: int, is_kept: Callable[[QueueEntry], bool]
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield queue offset and entry of each message in a range that damage destroyed."""
+    """Yield queue offset and entry of each message in a range for which ``is_kept`` is true."""
     for offset, entry in queue.entries(start, stop):
-        if not entry.is_filler and names_damage(entry, damage):
+        if not entry.is_filler and is_kept(entry):
             yield offset, queue_entry.encode(entry)
 
 
-# The entry of a lost message exists only in its queue. So a recovery saves such entries before it
+# Only its queue has the entry of a lost message, or the right queue of a frame with a harmed queue
+# id. So a recovery saves such entries before it
 # cuts the queue: if it is interrupted, the next recovery needs no fillers for them.
 def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
     """Return the entries that an interrupted recovery saved; {} if the file is missing or bad."""

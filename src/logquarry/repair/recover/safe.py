@@ -7,7 +7,7 @@ It moves all other files that must go to quarantine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +18,7 @@ from logquarry.dialect31.state_table import TransactionCheck, UnitsPlan, keeps_t
 from logquarry.errors import StoreUnavailable
 from logquarry.format.arrays import REACHED_STOP
 from logquarry.log import codec
+from logquarry.log.broker_version import OFFSET_AT, harmed_offset
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import LogFolders
 from logquarry.log.open_files import OpenFiles
@@ -29,6 +30,7 @@ from logquarry.log.store_files import (
     CONSUME_QUEUE,
     INDEX,
     StoreFile,
+    quarantine,
     queue_form,
 )
 from logquarry.log.walk import LogReader
@@ -45,6 +47,7 @@ from logquarry.repair.audit.differences import (
 )
 from logquarry.repair.audit.expired_queues import stand_in
 from logquarry.repair.audit.first_difference import QueueAudits
+from logquarry.repair.audit.harmed_ids import HarmedIds
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, torn_end
 from logquarry.repair.audit.runs import EntryFacts, runs_ahead
 from logquarry.repair.rebuild.build import folder_to_recover, why_replaced
@@ -57,15 +60,18 @@ from logquarry.repair.recover.plan import (
     RecoveryPlan,
     StepKind,
     Steps,
+    load_kept,
     plan_index,
     plan_queue,
 )
 from logquarry.repair.recover.store_folders import (
+    KEPT_ENTRIES,
     check_entries,
     check_queue_folder,
     leave_out,
     misnamed_files,
 )
+from logquarry.text import plural
 from logquarry.units import Progress
 
 
@@ -81,6 +87,8 @@ class SafePlan(RecoveryPlan):
         pieces: the undamaged parts of the log, as physical offsets (start, end).
         misnamed: paths of the files in the log's folder that do not belong to the log.
         rocksdb: folder of the queues in RocksDB, if they must be built again.
+        harmed_ids: physical offset -> right queue, for each frame with a harmed queue id.
+        harmed_offset: the harmed offset in the checkpoint, which the recovery sets to 0; or None.
     """
 
     config: StoreConfig
@@ -93,6 +101,8 @@ class SafePlan(RecoveryPlan):
     pieces: tuple[tuple[int, int], ...] = field(default=(), repr=False)
     misnamed: tuple[str, ...] = ()
     rocksdb: str | None = None
+    harmed_ids: Mapping[int, QueueKey] = field(default_factory=dict)
+    harmed_offset: int | None = None
 
 
 @rereads
@@ -159,7 +169,11 @@ class _Planner:
         damage = DamageMap(log.damage)
         is_3_1 = keeps_transactions(layout, config)
         transactions = TransactionCheck() if is_3_1 else None
-        audits = QueueAudits(self._queues, config, damage, transactions, mends=self._mends)
+        noted = load_kept(quarantine(Path(layout.root)) / KEPT_ENTRIES)
+        ids = HarmedIds(layout, self._queues, noted, is_3_1=is_3_1 or config.is_3_1)
+        audits = QueueAudits(
+            *(self._queues, config, damage, transactions), mends=self._mends, ids=ids
+        )
         pieces: list[tuple[int, int]] = []
         likely_end = bounds.likely_end or layout.commit_log.end
         facts = partial(EntryFacts, config, with_transactions=is_3_1)
@@ -181,10 +195,19 @@ class _Planner:
         self._plan_queues(queues)
         plans = self._plan_transactions(transactions)
         index = self._plan_index(log, audits.has_keys)
+        if ids.found:
+            frames = plural(len(ids.found), "frame")
+            self._words.append(f"{frames} named a wrong queue: the entries show the right one")
         tail = lost_tail(layout, log.latest_timestamp)
         if tail is not None:
             self._words.append(tail)
             self._steps.add(StepKind.WRITE_CHECKPOINT, CHECKPOINT, "it covers lost messages")
+        harmed = harmed_offset(layout.filesystem)
+        if harmed is not None:
+            reason = f"{harmed} is not the offset that a broker of 5.5 writes there"
+            self._steps.add(
+                *(StepKind.WRITE_CHECKPOINT, CHECKPOINT, reason), offset=OFFSET_AT, length=8
+            )
         starts = [queue.resume_at for queue in queues if queue.resume_at is not None]
         if index is not None:
             starts.append(max(log.start, index.built_from))
@@ -216,6 +239,8 @@ class _Planner:
             pieces=tuple(pieces),
             misnamed=tuple(file.path for file, _ in misnamed),
             rocksdb=in_rocksdb,
+            harmed_ids=ids.found,
+            harmed_offset=harmed,
             refused=refused,
         )
 

@@ -1,0 +1,201 @@
+"""Finds the right queue of each frame of which damage changed the queue id.
+
+No CRC covers the queue id in a frame. A queue id is called harmed if all of this is true:
+
+- Another queue of the topic has the frame's entry at the frame's queue offset: with the frame's
+  physical offset, size and tags code.
+- The queue that the frame names does not have this entry.
+- In the other queue, the nearest entry before or after it points to a message of that queue. No
+  nearest entry points to a message of the queue that the frame names: such entries show that a file
+  lies in the folder of the wrong queue. They show nothing if the queue that the frame names has
+  another message at this queue offset.
+
+The frame then counts as a frame of the other queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from logquarry.format import java
+from logquarry.format.arrays import Bools, Int64, consecutive, joined_records
+from logquarry.format.frame import Frame
+from logquarry.format.queue_entry import QueueEntry
+from logquarry.log.layout import StoreLayout
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import Queue, Units
+from logquarry.repair.audit.differences import TagsRule, same_entries
+from logquarry.repair.audit.queue_evidence import has_entries
+from logquarry.write.queue_writer import QueuePart, is_batch
+
+NotedEntries = Mapping[QueueKey, Mapping[int, QueueEntry]]
+"""For each queue, the entries that an interrupted recovery saved: queue offset -> entry."""
+
+_MOST_NEIGHBOURS: Final = 16
+"""Maximum number of entries to read on each side of an entry."""
+_MOST_SEARCHED: Final = 1 << 24
+"""Maximum work of one audit, counted in entries. Only the frames of a large queue without files, in
+a topic with many queues, need more.
+"""
+_SEARCH: Final = 64
+_READ: Final = 256
+"""Work of a search in one queue, and of the comparison with its neighbours."""
+
+
+class HarmedIds:
+    """Moves the frames with a harmed queue id to their right queues. The frames come in the order
+    of the log.
+
+    Args:
+        queues: the queues on the disk; None if the files of a queue are unusable.
+        noted: the entries that an interrupted recovery saved before it cut the queues.
+
+    Attributes:
+        found: physical offset -> right queue, for each frame with a harmed queue id so far.
+    """
+
+    def __init__(
+        self,
+        layout: StoreLayout,
+        queues: Mapping[QueueKey, Queue | None],
+        noted: NotedEntries | None = None,
+        *,
+        is_3_1: bool = False,
+    ) -> None:
+        self.found: dict[int, QueueKey] = {}
+        self._log = CommitLog(layout)
+        self._queues = queues
+        self._noted = noted or {}
+        self._is_3_1 = is_3_1
+        self._by_topic: dict[str, list[QueueKey]] = {}
+        for key in sorted({*queues, *self._noted}):
+            self._by_topic.setdefault(key[0], []).append(key)
+        self._searched = 0
+
+    def place(self, parts: Mapping[QueueKey, QueuePart]) -> Mapping[QueueKey, QueuePart]:
+        """Return the entries of some frames, each in its right queue."""
+        has_found = False
+        for key, part in parts.items():
+            others = [other for other in self._by_topic.get(key[0], ()) if other != key]
+            if others and not is_batch(part.units):
+                has_found = self._search(key, part, others) or has_found
+        return placed(parts, self.found) if has_found else parts
+
+    def _search(self, key: QueueKey, part: QueuePart, others: list[QueueKey]) -> bool:
+        queue = self._queues.get(key)
+        if queue is not None and has_entries(queue, part):
+            return False
+        left = np.flatnonzero(~self._same(key, part.offsets, part.units))
+        has_found = False
+        for other in others:
+            if not len(left) or self._searched >= _MOST_SEARCHED:
+                break
+            self._searched += _SEARCH + len(left)
+            same = self._same(other, part.offsets[left], part.units[left])
+            for at in left[same].tolist():
+                if self._is_of(other, key, int(part.offsets[at])):
+                    self.found[int(part.units["physical_offset"][at])] = other
+                    left, has_found = left[left != at], True
+        return has_found
+
+    def _same(self, key: QueueKey, offsets: Int64, units: Units) -> Bools:
+        """Return a mask: whether a queue has each entry at its queue offset."""
+        same = np.zeros(len(units), np.bool_)
+        rule = TagsRule.of_writers(key, is_3_1=self._is_3_1)
+        queue = self._queues.get(key)
+        for start, stop in consecutive(offsets):
+            if queue is None:
+                break
+            first = int(offsets[start])
+            end = min(first + stop - start, queue.max_offset)
+            for offset, there in queue.runs(max(0, first), end):
+                at = start + offset - first
+                wanted = units[at : at + len(there)]
+                same[at : at + len(there)] = same_entries(there, wanted, rule)
+        noted = self._noted.get(key, {})
+        for at in np.flatnonzero(~same).tolist() if noted else ():
+            same[at] = noted.get(int(offsets[at])) == QueueEntry(*units[at].item())
+        return same
+
+    def _is_of(self, key: QueueKey, named: QueueKey, offset: int) -> bool:
+        """Whether the neighbours of an entry of ``key`` show that its frame, which names the queue
+        ``named``, belongs there.
+        """
+        if offset in self._noted.get(key, {}):
+            # The interrupted recovery read the neighbours. It may have cut them off since.
+            return True
+        self._searched += _READ
+        is_own = False
+        for step in (-1, 1):
+            for at in range(offset + step, offset + step * (1 + _MOST_NEIGHBOURS), step):
+                frame = self._frame(key, at)
+                if frame is None or frame.queue_offset != at:
+                    continue
+                owner = frame.topic.decode("utf-8", java.UTF8_ERRORS), frame.queue_id
+                if owner == named and not self._has_own(named, at):
+                    return False
+                if owner == key:
+                    is_own = True
+                    break
+        return is_own
+
+    def _has_own(self, key: QueueKey, offset: int) -> bool:
+        """Whether a queue has an entry at an offset that points to its own message."""
+        frame = self._frame(key, offset)
+        return (
+            frame is not None
+            and frame.queue_offset == offset
+            and (frame.topic.decode("utf-8", java.UTF8_ERRORS), frame.queue_id) == key
+        )
+
+    def _frame(self, key: QueueKey, offset: int) -> Frame | None:
+        """Return the frame to which the entry of a queue points; None if there is none."""
+        queue = self._queues.get(key)
+        if queue is None or offset < 0:
+            return None
+        for _, entry in queue.entries(offset, offset + 1):
+            if not entry.is_filler:
+                found = self._log.outcome_at(entry.physical_offset, check_crc=False)
+                return found if isinstance(found, Frame) and found.size == entry.size else None
+        return None
+
+
+def placed(
+    parts: Mapping[QueueKey, QueuePart], found: Mapping[int, QueueKey]
+) -> Mapping[QueueKey, QueuePart]:
+    """Move the entries of frames with a harmed queue id. ``found`` has physical offset -> right
+    queue of each such frame.
+    """
+    if not found:
+        return parts
+    harmed = np.fromiter(found, np.int64, len(found))
+    made = dict(parts)
+    moved: dict[QueueKey, list[QueuePart]] = {}
+    for key, part in parts.items():
+        places = part.units["physical_offset"]
+        # Multi-dispatch can have copied the frame to a queue of another topic: this entry stays.
+        rows = [
+            (at, right)
+            for at in np.flatnonzero(np.isin(places, harmed)).tolist()
+            if (right := found[int(places[at])])[0] == key[0] and right != key
+        ]
+        for at, right in rows:
+            moved.setdefault(right, []).append(part.between(at, at + 1))
+        if rows:
+            stays = np.ones(len(places), np.bool_)
+            stays[[at for at, _ in rows]] = False
+            made[key] = QueuePart(part.rows[stays], part.offsets[stays], part.units[stays])
+    for key, some in moved.items():
+        every = [*([made[key]] if key in made else []), *some]
+        rows_of = np.concatenate([part.rows for part in every])
+        order = np.argsort(rows_of, kind="stable")
+        made[key] = QueuePart(
+            rows_of[order],
+            np.concatenate([part.offsets for part in every])[order],
+            joined_records(*(part.units for part in every))[order],
+        )
+    return {key: part for key, part in made.items() if len(part.rows)}

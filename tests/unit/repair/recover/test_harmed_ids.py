@@ -1,0 +1,197 @@
+"""Recoveries and rebuilds of stores in which damage has changed the queue id of a frame.
+
+No CRC covers the queue id. The message's entry in the right queue shows where it belongs.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.format.frame import HEAD
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.verification import verify_store
+from tests.helpers.failing_disk import StoppedDisk
+from tests.helpers.files import overwrite
+from tests.helpers.small_store import NOW, config, opened
+
+COUNT = 30
+
+
+def store(root: Path, queues: list[int] | None = None) -> list[int]:
+    """Fill some queues, by default two in turn; return the physical offsets of the messages."""
+    with opened(root) as made:
+        for number, queue_id in enumerate(queues or [0, 1] * (COUNT // 2)):
+            made.put(lq.Message("t", b"%d" % number, tags="a", queue_id=queue_id))
+        return [message.physical_offset for message in made.scan()]
+
+
+def log_file(root: Path) -> Path:
+    return min((root / "commitlog").iterdir())
+
+
+def harm(root: Path, place: int, queue_id: int) -> None:
+    overwrite(log_file(root), place + HEAD.offsets["queue_id"], queue_id.to_bytes(4, signed=True))
+
+
+def queue_bytes(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted((root / "consumequeue").rglob("*"))
+        if path.is_file()
+    }
+
+
+def served(root: Path, queue_id: int) -> list[int]:
+    """The numbers of all messages that a consumer of a queue gets."""
+    found, offset = [], 0
+    with lq.MessageStore.open(root, config=config()) as made:
+        while offset < made.queue_offsets("t", queue_id)[1]:
+            answer = made.get("t", queue_id, offset)
+            found += [int(message.body) for message in answer.messages]
+            offset = answer.next_offset
+    return found
+
+
+def kinds(root: Path) -> list[str]:
+    report = verify_store(StoreLayout.open(root, config()))
+    return [found.kind for found in report.findings if found.severity == "damage"]
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.parametrize("queue_id", [1, 7, -3, 1 << 29])
+@pytest.mark.parametrize("number", [0, 2, 14, COUNT - 4, COUNT - 2])
+def test_the_entry_stays_in_its_queue(
+    number: int, queue_id: int, is_closed: bool, tmp_path: Path
+) -> None:
+    places = store(tmp_path)
+    entries = queue_bytes(tmp_path)
+    harm(tmp_path, places[number], queue_id)
+    assert kinds(tmp_path) == ["harmed_queue_id"]
+    if not is_closed:
+        (tmp_path / "abort").touch()
+    plan = lq.recover(tmp_path, apply=True, config=config())
+    assert is_closed or plan.is_needed
+    assert "1 frame named a wrong queue: the entries show the right one" in plan.looked_at
+    assert queue_bytes(tmp_path) == entries
+    assert kinds(tmp_path) == ["harmed_queue_id"]
+    assert not lq.recover(tmp_path, config=config()).is_needed
+    # Opening the store recovers it if the queues differ from the log.
+    with opened(tmp_path) as made:
+        made.put(lq.Message("t", b"%d" % COUNT, queue_id=0))
+    assert served(tmp_path, 0) == list(range(0, COUNT + 1, 2))
+    assert served(tmp_path, 1) == list(range(1, COUNT, 2))
+
+
+@pytest.mark.parametrize("queue_id", [1, 7])
+@pytest.mark.parametrize("number", [2, 14, COUNT - 2])
+def test_a_rebuild_keeps_the_entry(number: int, queue_id: int, tmp_path: Path) -> None:
+    places = store(tmp_path / "store")
+    entries = queue_bytes(tmp_path / "store")
+    harm(tmp_path / "store", places[number], queue_id)
+    rebuild(tmp_path / "store", into=tmp_path / "new", config=config(), clock=lambda: NOW)
+    assert queue_bytes(tmp_path / "new") == entries
+    rebuild(tmp_path / "store", apply=True, config=config(), clock=lambda: NOW)
+    assert queue_bytes(tmp_path / "store") == entries
+
+
+@pytest.mark.parametrize("ids", [(7, 8), (7, 7), (1, 1)])
+def test_several_harmed_ids_in_turn(ids: tuple[int, int], tmp_path: Path) -> None:
+    places = store(tmp_path)
+    entries = queue_bytes(tmp_path)
+    for number, queue_id in zip((10, 12), ids, strict=True):
+        harm(tmp_path, places[number], queue_id)
+    plan = lq.recover(tmp_path, apply=True, config=config())
+    if ids == (7, 7):
+        # The entries could be those of queue 7 in a file that lies in the wrong folder.
+        assert plan.is_needed
+    else:
+        assert not plan.is_needed
+        assert queue_bytes(tmp_path) == entries
+
+
+def test_other_damage_does_not_hide_the_right_queue(tmp_path: Path) -> None:
+    places = store(tmp_path)
+    entries = queue_bytes(tmp_path)
+    harm(tmp_path, places[20], 1)
+    name = f"consumequeue/t/0/{0:020d}"
+    overwrite(tmp_path / name, 20 * 3, bytes(range(20)))
+    overwrite(tmp_path / name.replace("/0/", "/1/"), 20 * 5, bytes(range(20)))
+    plan = lq.recover(tmp_path, apply=True, config=config())
+    assert plan.is_needed
+    assert queue_bytes(tmp_path) == entries
+
+
+def test_a_frame_of_another_size_or_tag_is_not_believed(tmp_path: Path) -> None:
+    """The entry must have the frame's physical offset, size and tags code."""
+    places = store(tmp_path / "store")
+    harm(tmp_path / "store", places[14], 7)
+    entry = 7 * 20
+    for at, data in ((8, b"\0\0\1\0"), (12, bytes(8)), (0, bytes(8))):
+        root = tmp_path / f"copy-{at}"
+        shutil.copytree(tmp_path / "store", root)
+        overwrite(root / "consumequeue/t/0" / f"{0:020d}", entry + at, data)
+        lq.recover(root, apply=True, config=config())
+        assert served(root, 7) == [14]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_queue_in_the_folder_of_another_is_built_again(first: int, tmp_path: Path) -> None:
+    """Its entries have the frames' queue offsets, but no neighbour is a message of that queue."""
+    store(tmp_path, [first] * 5 + [1 - first] * 12)
+    entries = queue_bytes(tmp_path)
+    shutil.rmtree(tmp_path / "consumequeue/t/0")
+    (tmp_path / "consumequeue/t/1").rename(tmp_path / "consumequeue/t/0")
+    lq.recover(tmp_path, apply=True, config=config())
+    assert queue_bytes(tmp_path) == entries
+    assert kinds(tmp_path) == []
+
+
+def test_a_file_in_the_folder_of_another_queue_is_built_again(tmp_path: Path) -> None:
+    """The last file of queue 1 continues queue 0, whose last file is lost."""
+    store(tmp_path, [0, 1] * 30)
+    entries = queue_bytes(tmp_path)
+    name = f"{400:020d}"
+    (tmp_path / "consumequeue/t/1" / name).replace(tmp_path / "consumequeue/t/0" / name)
+    lq.recover(tmp_path, apply=True, config=config())
+    assert queue_bytes(tmp_path) == entries
+    assert kinds(tmp_path) == []
+
+
+def test_an_interrupted_recovery_keeps_the_right_queue(tmp_path: Path) -> None:
+    """The recovery cuts the queue before the entry, which alone shows the right queue."""
+    root = tmp_path / "store"
+    places = store(root)
+    entries = queue_bytes(root)
+    harm(root, places[20], 1)
+    overwrite(root / "consumequeue/t/0" / f"{0:020d}", 20 * 3, bytes(range(20)))
+    whole = StoppedDisk()
+    shutil.copytree(root, tmp_path / "whole")
+    lq.recover(tmp_path / "whole", apply=True, config=config(), disk=whole)
+    assert queue_bytes(tmp_path / "whole") == entries
+    for number in whole.stops:
+        copy = tmp_path / "copy"
+        shutil.copytree(root, copy)
+        with pytest.raises(KeyboardInterrupt):
+            lq.recover(copy, apply=True, config=config(), disk=StoppedDisk(number))
+        lq.recover(copy, apply=True, config=config())
+        assert queue_bytes(copy) == entries, whole.order[number]
+        shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_the_last_message_of_both_queues(is_closed: bool, tmp_path: Path) -> None:
+    """The frame also continues the queue that it names, but only the right queue has its entry."""
+    places = store(tmp_path, [0, 1] * 14 + [0])
+    entries = queue_bytes(tmp_path)
+    harm(tmp_path, places[28], 1)
+    assert kinds(tmp_path) == ["harmed_queue_id"]
+    if not is_closed:
+        (tmp_path / "abort").touch()
+    lq.recover(tmp_path, apply=True, config=config())
+    assert queue_bytes(tmp_path) == entries
+    assert kinds(tmp_path) == ["harmed_queue_id"]
