@@ -59,12 +59,18 @@ def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
     data = view.window(0, view.size)
     # With a wrong number of slots, almost no entry is valid. So a number with which most are valid
     # is right, even if the file is damaged.
-    for share in (1.0, _ENOUGH):
-        for slots in _guesses(data, header):
-            if _share_that_fits(data, header, slots) >= share:
-                entries = (room - slots * SLOT.size) // ENTRY.size
-                return IndexShape(slots, entries)
-    return None
+    enough: int | None = None
+    for slots in _guesses(data, header):
+        share = _share_that_fits(data, header, slots)
+        if share == 1:
+            return _shape_of(room, slots)
+        if enough is None and share >= _ENOUGH:
+            enough = slots
+    return None if enough is None else _shape_of(room, enough)
+
+
+def _shape_of(room: int, slots: int) -> IndexShape:
+    return IndexShape(slots, (room - slots * SLOT.size) // ENTRY.size)
 
 
 def kept_shape(layout: StoreLayout) -> IndexShape | None:

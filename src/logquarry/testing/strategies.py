@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -75,6 +76,9 @@ _ODD_PIECES = [
 
 
 # ---------------------------------------------------------------------------------- single fields
+# The strategies are cached: Hypothesis validates each strategy object once, which takes as long as
+# the draws of several examples.
+@cache
 def hosts(*, v6: bool) -> st.SearchStrategy[bytes]:
     """BORNHOST or STOREHOSTADDRESS: address and port, in 8 or 20 bytes. Ports can be negative."""
     if not v6:
@@ -85,12 +89,14 @@ def hosts(*, v6: bool) -> st.SearchStrategy[bytes]:
     return st.one_of(st.sampled_from(known), st.binary(min_size=20, max_size=20))
 
 
+@cache
 def sys_flags() -> st.SearchStrategy[int]:
     """Values of SYSFLAG: bits that RocketMQ 4.9 and 5.x define, and any other integers."""
     known = sys_flag.INNER_BATCH * 2 + sys_flag.COMPRESSION_MASK
     return st.one_of(st.integers(0, known), st.integers(java.INT_MIN, java.INT_MAX))
 
 
+@cache
 def topics() -> st.SearchStrategy[bytes]:
     """Topics of 0 to 127 bytes: valid names, other Unicode text, and bytes that are not UTF-8."""
     return st.one_of(
@@ -100,6 +106,13 @@ def topics() -> st.SearchStrategy[bytes]:
     )
 
 
+@cache
+def _long_topics() -> st.SearchStrategy[bytes]:
+    # In frames with the second magic (RocketMQ 5), the length of a topic takes two bytes.
+    return topics() | st.binary(max_size=400)
+
+
+@cache
 def properties_maps(*, max_size: int = 6) -> st.SearchStrategy[dict[str, str]]:
     """Mappings of properties whose names and values are not empty and contain no separators."""
     text = st.text(
@@ -114,6 +127,7 @@ def properties_maps(*, max_size: int = 6) -> st.SearchStrategy[dict[str, str]]:
     return st.dictionaries(names | text, values | text, max_size=max_size)
 
 
+@cache
 def property_strings() -> st.SearchStrategy[bytes]:
     """Property strings that a valid frame can contain, usual and unusual.
 
@@ -127,6 +141,7 @@ def property_strings() -> st.SearchStrategy[bytes]:
     return st.one_of(sane, trailing, st.lists(piece, max_size=12).map(b"".join))
 
 
+@cache
 def _numbers() -> st.SearchStrategy[tuple[int, ...]]:
     odd = st.binary(min_size=_NUMBERS.size, max_size=_NUMBERS.size).map(_NUMBERS.unpack)
     sane = st.integers(0, 1000).map(
@@ -158,8 +173,7 @@ def frames(
     magic = draw(st.sampled_from(magics))
     flag_bits = draw(sys_flags() if flags is None else flags)
     if topic is None:
-        # In frames with the second magic (RocketMQ 5), the length of a topic takes two bytes.
-        topic = topics() if magic == MAGIC_V1 else topics() | st.binary(max_size=400)
+        topic = topics() if magic == MAGIC_V1 else _long_topics()
     queue_id, flag, queue_offset, born, stored, reconsume_times, prepared = draw(
         _numbers() if numbers is None else numbers
     )
