@@ -6,10 +6,14 @@ import gc
 import sys
 import weakref
 from collections import UserDict
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from logquarry.message import Message
-from logquarry.write.frame_append import put_result
+from logquarry.store.message_store import StoreWriter
 from logquarry.write.put_result import PutResult
 
 COUNT = 1_000
@@ -19,8 +23,10 @@ class Properties(UserDict[str, str]):
     """A mapping that can have a weak reference."""
 
 
-def result(host: bytes = b"host") -> PutResult:
-    return put_result(host, 2**40, 2**41, 10, 2**42, 0.0, 1, (0,))
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StoreWriter]:
+    with StoreWriter.start(tmp_path / "store") as opened:
+        yield opened
 
 
 def test_a_message_releases_its_fields() -> None:
@@ -33,20 +39,19 @@ def test_a_message_releases_its_fields() -> None:
     assert sys.getrefcount(body) == held and gone() is None
 
 
-def test_a_result_releases_its_fields() -> None:
-    host = bytes(1_000)
+def test_a_result_releases_its_fields(store: StoreWriter) -> None:
+    host = next(field for field in store.put(Message("t")) if isinstance(field, bytes))
     held = sys.getrefcount(host)
-    results = [result(host) for _ in range(COUNT)]
+    results = [store.put(Message("t")) for _ in range(COUNT)]
     assert sys.getrefcount(host) == held + COUNT
     del results
     assert sys.getrefcount(host) == held
 
 
-def test_released_objects_keep_no_reference_to_their_class() -> None:
+def test_released_objects_keep_no_reference_to_their_class(store: StoreWriter) -> None:
     before = sys.getrefcount(Message), sys.getrefcount(PutResult)
     for _ in range(COUNT):
-        Message("t")
-        result()._replace(size=1)
+        store.put(Message("t"))._replace(size=1)
     assert (sys.getrefcount(Message), sys.getrefcount(PutResult)) == before
 
 

@@ -7,7 +7,7 @@ import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -173,7 +173,7 @@ class Disk:
         self.fail = request.fail
 
 
-def settling(disk: Disk | None, waiting: ReplicaWait) -> LogGrowth:
+def settling(disk: Any, waiting: ReplicaWait) -> LogGrowth:
     idle = cast(Service, types.SimpleNamespace(flag=None, wakeup=lambda: None))
     return LogGrowth(idle, idle, disk, waiting)
 
