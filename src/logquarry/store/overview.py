@@ -287,14 +287,9 @@ def _times(store: StoreReads, queues: list[Queue]) -> tuple[int | None, int | No
     log = CommitLog(store.layout)
     entries = [entry for queue in queues if (entry := queue.last_entry) is not None]
     ends = [entry.physical_offset for entry in entries if entry.physical_offset < store.max_offset]
-    first = log.sound_frame_at(store.min_offset)
-    last = log.sound_frame_at(max(ends, default=store.min_offset))
-    # Read both frames separately: one of them may be unreadable.
-    return _time_of(first), _time_of(last)
-
-
-def _time_of(found: frame.Frame | None) -> int | None:
-    return None if found is None else found.store_timestamp
+    frames = map(log.sound_frame_at, (store.min_offset, max(ends, default=store.min_offset)))
+    first, last = (None if one is None else one.store_timestamp for one in frames)
+    return first, last
 
 
 def _index(store: StoreReads) -> list[IndexOverview]:

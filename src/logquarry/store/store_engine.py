@@ -47,6 +47,7 @@ from logquarry.repair.recover.apply import apply_safe, note_end
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.store_folders import check_entries, check_places, restore_names
 from logquarry.store.load.loading import Loads, pending_load
+from logquarry.store.load.segment import StagedWriter
 from logquarry.store.log_feed import LogFeed
 from logquarry.store.retention.retain import LiveRetention, RetentionService
 from logquarry.store.stats import StatsRecorder
@@ -353,11 +354,8 @@ class StoreEngine:
     @cached_property
     def loads(self) -> Loads:
         """The object that appends staged segments to the log."""
-        return Loads(
-            *(self.disk, self.root, self.log, self.writer, self.flush),
-            grown=self.growth.wake_all,
-            counted=self.recorder.loaded,
-        )
+        staged = StagedWriter(self.writer, self.growth.wake_all, self.recorder.loaded)
+        return Loads(self.disk, self.root, self.log, staged, self.flush)
 
     def wait_dispatched(self, offset: int | None, timeout: float | None) -> bool:
         """See :meth:`logquarry.store.writer.BaseWriter.wait_dispatched`."""

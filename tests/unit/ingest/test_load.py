@@ -221,7 +221,7 @@ def test_what_was_begun_is_not_discarded(tmp_path: Path) -> None:
         def fails(appendings: Any) -> Any:
             if len(appendings) == 1:
                 store = StoreWriter.start(appendings[0].store, config=appendings[0].config)
-                writer = store._engine.loads._staged
+                writer = store._engine.loads.staged
                 with store, mock.patch.object(writer, "append", side_effect=no_room):
                     store.load_staged(LOAD, appendings[0].segments)
             raise no_room

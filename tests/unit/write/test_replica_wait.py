@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import logquarry as lq
 from logquarry.disk.service import Health, Service
 from logquarry.errors import StoreUnavailable
+from logquarry.write.flush import GroupCommitService
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 from logquarry.write.settling import LogGrowth
 from logquarry.write.waits import ReplicaWait, ThreadWait, Waiter
@@ -175,7 +176,7 @@ class Disk:
 
 def settling(disk: Any, waiting: ReplicaWait) -> LogGrowth:
     idle = cast(Service, types.SimpleNamespace(flag=None, wakeup=lambda: None))
-    return LogGrowth(idle, idle, disk, waiting)
+    return LogGrowth(idle, idle, cast(GroupCommitService | None, disk), waiting)
 
 
 OK, LATE_DISK = PutStatus.PUT_OK, PutStatus.FLUSH_DISK_TIMEOUT

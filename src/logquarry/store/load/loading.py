@@ -51,7 +51,6 @@ from logquarry.store.load.ledger import Intent, Ledger, LoadId
 from logquarry.store.load.search import Found, StagedLoad, find_frames
 from logquarry.store.load.segment import Segment, SegmentReader, StagedWriter
 from logquarry.units import Clock
-from logquarry.write.commit_log_writer import CommitLogWriter
 
 logger = logging.getLogger(__name__)
 
@@ -78,22 +77,15 @@ class Loaded:
 
 @dataclass(eq=False, repr=False)
 class Loads:
-    """Appends staged segments to the log of an open writer.
-
-    ``counted`` is called with each topic, the number of its appended messages, and their size in
-    bytes.
-    """
+    """Appends staged segments to the log of an open writer."""
 
     disk: Disk
     root: Path
     log: MappedFileQueue
-    writer: CommitLogWriter
+    staged: StagedWriter
     flush: Callable[[], int]
-    grown: Callable[[], None]
-    counted: Callable[[str, int, int], None]
 
     def __post_init__(self) -> None:
-        self._staged = StagedWriter(self.writer, self.grown, self.counted)
         self.ledger = Ledger(self.disk, self.root)
 
     def load(self, load: LoadId, segments: Sequence[Segment], loads: str = LOADS) -> Loaded:
@@ -111,7 +103,7 @@ class Loads:
         end = self.log.wrote_offset
         if self.ledger.has(load):
             return Loaded(0, 0, end, end, was_there=True)
-        self.writer.check_status()
+        self.staged.writer.check_status()
         begun = self.ledger.intent()
         if begun is not None:
             raise StoreUnavailable(
@@ -178,11 +170,9 @@ class Loads:
         self.log.reach = intent.start + intent.bytes
         try:
             for segment in intent.segments[first:]:
-                reader = SegmentReader(intent.folder(self.root), segment, check=False)
-                try:
-                    self._staged.append(reader.frames, start)
-                finally:
-                    reader.close()
+                folder = intent.folder(self.root)
+                with closing(SegmentReader(folder, segment, check=False)) as reader:
+                    self.staged.append(reader.frames, start)
                 start = 0
         finally:
             self.log.reach = None

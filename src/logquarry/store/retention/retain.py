@@ -1,6 +1,5 @@
 """Carries out a retention, in a store that this process writes or that no process has open.
 
-
 In an open store, other threads put, dispatch and read while the retention deletes files. It deletes
 a log file only if the file is synced, dispatched, and not the last one, so no other thread writes
 to this file. A reader that mapped the file into memory before its deletion can still read it.
