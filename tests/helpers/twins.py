@@ -10,11 +10,19 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from logquarry.format import frame
 from logquarry.format.arrays import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL
 from logquarry.log import codec
 from logquarry.log.codec import Rows, Window
 
 T = TypeVar("T")
+
+
+def first_sound(data: bytes, start: int, stop: int, *, base: int, check_crc: bool = True) -> int:
+    """The first position in ``[start, stop)`` at which a sound frame starts; -1 without one."""
+    found = (frame.decode_at(data, at, base=base, check_crc=check_crc) for at in range(start, stop))
+    sound = (at for at, one in enumerate(found, start) if isinstance(one, frame.Frame))
+    return next(sound, -1)
 
 
 @contextmanager

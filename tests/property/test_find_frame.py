@@ -15,7 +15,7 @@ from logquarry.log import codec
 from logquarry.log.codec import Window
 from logquarry.testing import strategies
 from tests.helpers.small_log import FRAMES, small_log
-from tests.helpers.twins import both
+from tests.helpers.twins import both, first_sound
 
 MAGIC = MAGIC_V1.to_bytes(4, "big")
 
@@ -31,9 +31,25 @@ def test_from_every_place_of_a_small_log() -> None:
     for base, data in zip(log.bases(), log.files, strict=True):
         window = Window.of(data, base)
         for start in range(len(data) + 1):
-            expected = frame.find_frame(data, start, len(data), base=base)
+            expected = first_sound(data, start, len(data), base=base)
             place, code = find(window, start, len(data))
             assert (place if code == REACHED_STOP else -1) == expected
+
+
+def test_a_frame_that_names_another_place_is_not_found() -> None:
+    stale = frame.encode(replace(FRAMES[0], physical_offset=500).with_crc())
+    sound = frame.encode(replace(FRAMES[0], physical_offset=1000 + len(stale)).with_crc())
+    data = stale + sound
+    assert find(Window.of(data, 1000), 0, len(data)) == (len(stale), REACHED_STOP)
+    assert find(Window.of(stale, 1000), 0, len(stale)) == (len(stale), DamageKind.TRUNCATED)
+
+
+def test_a_magic_within_a_body_is_passed_over() -> None:
+    inner = frame.encode(replace(FRAMES[0], physical_offset=7).with_crc())
+    outer = replace(FRAMES[0], body=inner, physical_offset=3).with_crc()
+    data = b"xyz" + frame.encode(outer)
+    assert find(Window.of(data, 0), 0, len(data)) == (3, REACHED_STOP)
+    assert find(Window.of(data, 0), 4, len(data)) == (len(data), DamageKind.TRUNCATED)
 
 
 @pytest.mark.parametrize("zeros", range(40))
@@ -60,7 +76,7 @@ def test_behind_damage(log: strategies.Log, data: st.DataObject) -> None:
     content = bytes(broken)
     window = Window.of(content, log.start)
     place, code = find(window, start, stop, check_crc=check_crc)
-    expected = frame.find_frame(content, start, stop, base=log.start, check_crc=check_crc)
+    expected = first_sound(content, start, stop, base=log.start, check_crc=check_crc)
     assert (place, code) == (
         (expected, REACHED_STOP) if expected >= 0 else (stop, DamageKind.TRUNCATED)
     )
@@ -76,7 +92,7 @@ def test_a_window_of_any_length_finds_the_same_or_asks_for_more(
     stop = data.draw(st.integers(start, len(content)))
     window = Window.of(content[:length], log.start, len(content))
     place, code = find(window, start, stop)
-    expected = frame.find_frame(content, start, stop, base=log.start)
+    expected = first_sound(content, start, stop, base=log.start)
     if code == NEED_MORE:
         # The search skipped no frame before the place, and advances.
         assert start <= place < stop

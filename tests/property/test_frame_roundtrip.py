@@ -76,16 +76,3 @@ def test_a_log_decodes_to_the_frames_it_was_made_of(log: strategies.Log) -> None
             position += outcome.size
     assert tuple(found) == log.frames
     assert tuple(blanks) == log.blanks
-
-
-@given(strategies.logs(min_frames=1), st.data())
-def test_resync_finds_the_next_frame_from_anywhere(
-    log: strategies.Log, data: st.DataObject
-) -> None:
-    number = data.draw(st.integers(0, len(log.files) - 1))
-    base, content = log.bases()[number], log.files[number]
-    start = data.draw(st.integers(0, len(content)))
-    there = [item.physical_offset - base for item in log.frames]
-    expected = min((at for at in there if start <= at < len(content)), default=-1)
-    assert frame.find_frame(content, start, len(content), base=base) == expected
-    assert frame.find_frame(content, start, max(start, expected), base=base) == -1

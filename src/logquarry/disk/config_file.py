@@ -185,12 +185,11 @@ class ConsumerOffsets:
             self._offsets |= {key: dict(of_group) for key, of_group in offsets.items()}
             self._count = sum(map(len, self._offsets.values()))
 
-    def remove(self, group: str, topic: str | None = None) -> None:
-        """Remove a group's offsets in one topic or in all topics, in memory."""
+    def remove(self, group: str) -> None:
+        """Remove a group's offsets in all topics, in memory."""
         with self._lock:
             for key in [key for key in self._offsets if key[1] == group]:
-                if topic is None or key[0] == topic:
-                    self._count -= len(self._offsets.pop(key))
+                self._count -= len(self._offsets.pop(key))
 
     def save(self) -> bool:
         """Write all committed offsets durably. Return whether the file changed.

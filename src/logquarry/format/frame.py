@@ -379,31 +379,6 @@ def decode_at(
     )
 
 
-_MAGIC_BYTES = tuple(magic.to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2))
-_MAGIC_POSITION = HEAD.offsets["magic"]
-
-
-def find_frame(data: BytesLike, start: int, stop: int, *, base: int, check_crc: bool = True) -> int:
-    """Return the first position in ``[start, stop)`` at which a sound frame starts; -1 if there is
-    none. Used to continue after damage.
-    """
-    view = memoryview(data)
-    haystack = bytes(view[start : stop + HEAD.offsets["physical_offset"]])
-    first = start
-    while start < stop:
-        at = start - first + _MAGIC_POSITION
-        hits = [hit for magic in _MAGIC_BYTES if (hit := haystack.find(magic, at)) >= 0]
-        if not hits:
-            break
-        start = first + min(hits) - _MAGIC_POSITION
-        if start >= stop:
-            break
-        if isinstance(decode_at(view, start, base=base, check_crc=check_crc), Frame):
-            return start
-        start += 1
-    return -1
-
-
 def has_entry_head_reference(data: memoryview, position: int, *, base: int, left: int) -> bool:
     """Whether a DLedger entry's head is at a position; ``left`` counts bytes to the file's end."""
     head = ENTRY_HEAD.size

@@ -21,10 +21,9 @@ caller stores with the frames, and PHYSICALOFFSET and STORETIMESTAMP have no mea
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.format import frame, sys_flag
 from logquarry.format.arrays import Int64
@@ -57,7 +56,6 @@ it, and whether its messages take a new queue offset.
 """
 
 PutRows = Int64
-Array = npt.NDArray[Any]
 
 
 def empty_put_rows(count: int) -> PutRows:
@@ -79,8 +77,6 @@ _AT_FLAGS: Final = frame.HEAD.offsets["sys_flag"]
 
 BODY_CRC_END: Final = frame.HEAD.offsets["body_crc"] + _SIZE.size
 """The bytes of a frame before this position contain its size and the CRC of its body."""
-
-Span = tuple[int, int]
 
 
 def sizes_of(data: memoryview, start: int = 0) -> list[int]:

@@ -136,6 +136,12 @@ class Window:
             self.data.data, position, base=base, end=self.end, check_crc=check_crc
         )
 
+    def frame_at(self, position: int) -> frame.Frame:
+        """Decode the frame that a walk found at a position. Its CRC is not checked again."""
+        found = self.decode(position, check_crc=False)
+        assert isinstance(found, frame.Frame), "the walk found a sound frame here"
+        return found
+
 
 def empty_rows(count: int) -> Rows:
     """Make a table of ``count`` rows with uninitialized values."""

@@ -103,15 +103,11 @@ def _kernel_tags_codes(run: KernelColumns, decoding: Decoding) -> Int64:
 # --------------------------------------------------------------------------------- the reference
 def messages(window: Window, rows: Rows, decoding: Decoding) -> list[StoredMessage]:
     """Decode frames of a window to message objects."""
-    found: list[StoredMessage] = []
-    for position in rows[:, r.POSITION].tolist():
-        outcome = window.decode(position, check_crc=False)
-        if not isinstance(outcome, frame.Frame):
-            raise AssertionError("the walk found a sound frame here, the reference does not")
-        found.append(
-            StoredMessage(outcome, broker=decoding.broker, delay_levels_ms=decoding.delay_levels_ms)
-        )
-    return found
+    broker, levels = decoding.broker, decoding.delay_levels_ms
+    return [
+        StoredMessage(window.frame_at(position), broker=broker, delay_levels_ms=levels)
+        for position in rows[:, r.POSITION].tolist()
+    ]
 
 
 def _reference_arrays(

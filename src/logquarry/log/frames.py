@@ -371,7 +371,7 @@ def message_counts(window: Window, rows: Rows, limit: int = DEFAULT_LIMIT) -> In
     starts = rows[:, r.POSITION].tolist()
     if not _has_inner_batch(window, starts):
         return None
-    return np.array([len(unwrap(_frame_at(window, start), limit=limit)) for start in starts])
+    return np.array([len(unwrap(window.frame_at(start), limit=limit)) for start in starts])
 
 
 def queue_counts(window: Window, rows: Rows) -> Int64 | None:
@@ -383,7 +383,7 @@ def queue_counts(window: Window, rows: Rows) -> Int64 | None:
     starts = rows[:, r.POSITION].tolist()
     return np.array(
         [
-            queue_count(_frame_at(window, start)) if is_inner_batch(_flag_at(window, start)) else 1
+            queue_count(window.frame_at(start)) if is_inner_batch(_flag_at(window, start)) else 1
             for start in starts
         ],
         np.int64,
@@ -397,7 +397,7 @@ def _unwrap_reference(window: Window, rows: Rows, limit: int) -> tuple[Window, R
     data = bytearray()
     made: list[tuple[int, ...]] = []
     for start in starts:
-        for message in unwrap(_frame_at(window, start), limit=limit):
+        for message in unwrap(window.frame_at(start), limit=limit):
             made.append(codec.row_of(len(data), message))
             data += frame.encode(message)
     whole = np.frombuffer(data, np.uint8)
@@ -406,13 +406,6 @@ def _unwrap_reference(window: Window, rows: Rows, limit: int) -> tuple[Window, R
 
 def _has_inner_batch(window: Window, starts: list[int]) -> bool:
     return any(is_inner_batch(_flag_at(window, start)) for start in starts)
-
-
-def _frame_at(window: Window, start: int) -> frame.Frame:
-    found = window.decode(start, check_crc=False)
-    if not isinstance(found, frame.Frame):
-        raise AssertionError("the walk found a sound frame here, the reference does not")
-    return found
 
 
 def _flag_at(window: Window, start: int) -> int:

@@ -209,9 +209,10 @@ def levels_of(layout: Schedule) -> tuple[int, ...]:
     for topic, queue_id in layout.queue_names:
         if topic != props.SCHEDULE_TOPIC or not 0 <= queue_id < len(levels):
             continue
-        told = _told_by(layout, queue_id)
-        if told is not None:
-            levels[queue_id] = told
+        # Use the most frequent delay, because a single entry may be damaged.
+        told = Counter(islice(_delays(layout, queue_id), _MOST_LOOKED_AT)).most_common(1)
+        if told:
+            levels[queue_id] = told[0][0]
     return tuple(levels)
 
 
@@ -220,14 +221,6 @@ def levels_text(levels_ms: tuple[int, ...]) -> str:
     rounded to seconds, because RocketMQ 3.x adds some milliseconds.
     """
     return " ".join(f"{round(ms / _SECOND_MS)}s" for ms in levels_ms)
-
-
-def _told_by(layout: Schedule, queue_id: int) -> int | None:
-    """Return the most frequent delay of the first entries of a level's queue, because a single
-    entry may be damaged.
-    """
-    told = Counter(islice(_delays(layout, queue_id), _MOST_LOOKED_AT))
-    return told.most_common(1)[0][0] if told else None
 
 
 def _delays(layout: Schedule, queue_id: int) -> Iterator[int]:

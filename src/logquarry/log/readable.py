@@ -284,9 +284,6 @@ class ReadableMap:
         """Whether the file still has all bytes before a position."""
         return self._map.size() >= end
 
-    def _is_truncated(self) -> bool:
-        return self._is_watched and self._map.size() < self._left
-
     def window(self, start: int, length: int) -> memoryview:
         """Return at least ``length`` bytes from a position, or all bytes up to the map's end.
 
@@ -298,7 +295,7 @@ class ReadableMap:
         if self._descriptor is not None:
             return self._copy(start, stop)
         first, last = start // CHUNK, -(-stop // CHUNK)
-        if self._is_truncated():
+        if self._is_watched and self._map.size() < self._left:
             self._truncated()
         if self._lost != lost():
             self._note_lost()

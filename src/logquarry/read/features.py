@@ -193,11 +193,8 @@ class _Finder:
         self._features.append(Feature(name, evidence, detail))
 
     def _list(self, folder: str) -> list[Entry]:
-        return self._layout.filesystem.list(folder) if self._is_folder(folder) else []
-
-    def _is_folder(self, path: str) -> bool:
-        top = self._root.get(path.partition("/")[0])
-        return top is not None and top.is_dir
+        top = self._root.get(folder.partition("/")[0])
+        return self._layout.filesystem.list(folder) if top is not None and top.is_dir else []
 
     # -------------------------------------------------------------------------------- queues
     def queue_kinds(self) -> dict[str, QueueKind]:

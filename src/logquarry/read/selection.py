@@ -298,11 +298,12 @@ def time_range(layout: StoreLayout, wanted: MessageFilter, extent: LogExtent) ->
     start, stop = extent.start, extent.stop
     if wanted.since_ms is None and wanted.until_ms is None:
         return start, stop
-    firsts: list[tuple[int, int]] = []
-    for file in layout.commit_log.files:
-        time = _first_time(layout, file.path, file.base) if file.size else None
-        if time is not None:
-            firsts.append((file.base, time))
+    log = CommitLog(layout)
+    firsts = [
+        (file.base, found.store_timestamp)
+        for file in layout.commit_log.files
+        if file.size and (found := log.sound_frame_at(file.base, check_crc=False)) is not None
+    ]
     times = [time for _, time in firsts]
     if times != sorted(times):
         return start, stop
@@ -313,20 +314,6 @@ def time_range(layout: StoreLayout, wanted: MessageFilter, extent: LogExtent) ->
             stop = min(stop, base)
             break
     return start, max(start, stop)
-
-
-def _first_time(layout: StoreLayout, path: str, base: int) -> int | None:
-    try:
-        view = layout.open_file(path)
-    except FileNotFoundError:
-        return None
-    data = view.window(0, frame.FIXED_SIZE_V1)
-    outcome = frame.decode_at(data, 0, base=base, check_crc=False) if len(data) else None
-    if isinstance(outcome, frame.Damage) and len(data) < view.size:
-        size, _ = frame.BLANK.struct.unpack_from(data, 0)
-        data = view.window(0, min(max(size, frame.FIXED_SIZE_V1), view.size))
-        outcome = frame.decode_at(data, 0, base=base, check_crc=False)
-    return outcome.store_timestamp if isinstance(outcome, frame.Frame) else None
 
 
 # ---------------------------------------------------------------------- through queues and index

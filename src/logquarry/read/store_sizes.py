@@ -113,8 +113,11 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
         levels = levels_text(layout.delay_levels_ms)
         config = dataclasses.replace(config, message_delay_level=levels)
     if config.message_index_enable is None:
-        kept = layout.kept_settings.get("message_index_enable")
-        is_on = _has_index(layout) if kept is None or layout.index_files else kept
+        is_on = layout.kept_settings.get("message_index_enable")
+        if is_on is None or layout.index_files:
+            # If messageIndexEnable is false, RocketMQ creates no folder for the index.
+            is_new = not layout.commit_log.files or not layout.queue_names
+            is_on = INDEX in layout.folders or is_new
         config = dataclasses.replace(config, message_index_enable=is_on)
     queues, batch_queues = layout.queue_files(), layout.batch_queue_files()
     kept = dict(layout.kept_settings)
@@ -129,13 +132,6 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
             del kept[name]
     queue_size = _common_size(queues, queue_entry.UNIT_SIZE)
     return _sized(config, kept, layout, queue_size, _common_size(batch_queues, batch.ENTRY_SIZE))
-
-
-def _has_index(layout: StoreLayout) -> bool:
-    """Whether RocketMQ's setting messageIndexEnable is on: if it is false, RocketMQ creates no
-    folder for the index.
-    """
-    return INDEX in layout.folders or not layout.commit_log.files or not layout.queue_names
 
 
 def _sized(

@@ -228,21 +228,6 @@ def test_kinds_have_labels() -> None:
     assert [kind.value for kind in DamageKind] == list(range(1, 13))
 
 
-# ----------------------------------------------------------------------------------------- resync
-def test_a_frame_that_names_another_place_is_not_found() -> None:
-    stale = frame.encode(a_frame(physical_offset=500))
-    sound = frame.encode(a_frame(physical_offset=1000 + len(stale)))
-    assert frame.find_frame(stale + sound, 0, 999, base=1000) == len(stale)
-    assert frame.find_frame(stale, 0, len(stale), base=1000) == -1
-
-
-def test_a_magic_within_a_body_is_passed_over() -> None:
-    inner = frame.encode(a_frame(physical_offset=7))
-    outer = frame.encode(a_frame(body=inner, physical_offset=3))
-    assert frame.find_frame(b"xyz" + outer, 0, 999, base=0) == 3
-    assert frame.find_frame(b"xyz" + outer, 4, 999, base=0) == -1
-
-
 @pytest.mark.parametrize(("address", "expected"), vectors("ip"))
 def test_an_ipv6_address_is_written_as_java_writes_it(address: str, expected: str) -> None:
     packed = ipaddress.IPv6Address(address).packed
