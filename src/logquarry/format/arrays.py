@@ -33,7 +33,7 @@ The table for the dispatcher: one column of int64 per frame.
  5  SYS_FLAG
  6  STORE_TIMESTAMP     in milliseconds
  7  TAGS_CODE           for the queue's entry
- 8  HAS_KEY             whether there are KEYS or a UNIQ_KEY, and it is not a ROLLBACK
+ 8  HAS_KEY             1 if the frame has KEYS or a UNIQ_KEY, and is no ROLLBACK; else 0
  9  QUEUE               index of the queue; -1 if the frame takes no queue offset
 ==  ==================  ==============================================================
 
@@ -91,7 +91,7 @@ NEED_MORE = 101
 TABLE_FULL = 102
 """The walk ended because the table has no room for another row."""
 ASK_JAVA = 103
-"""RocketMQ may reject the next frame. The caller asks
+"""RocketMQ may reject the next frame. The caller decides this with
 :mod:`logquarry.repair.recover.java_dispatch`.
 """
 
@@ -130,9 +130,9 @@ NOT_AT_HAND: Final = -2
 passed.
 """
 COUNT_SHIFT: Final = 24
-"""Any other result of the ``get`` kernel is one integer that contains three numbers of 24 bits
-each. From the lowest bits up: the bytes of the copied frames, the number of messages, and the
-number of entries that were read.
+"""Any other result of the ``get`` kernel is one 64-bit integer that contains three numbers. The
+lowest 24 bits are the bytes of the copied frames, the next 24 bits are the number of messages, and
+the other bits are the number of entries that were read.
 """
 
 (

@@ -52,7 +52,7 @@ ANY_TIME = np.iinfo(np.int64).min
 
 HEAD_SIZE, TIME_AT, ADVANCES, HEAD_FACTS = range(4)
 """Columns of a table that describes heads: the size of the head, the position of STORETIMESTAMP in
-it, and whether its messages take a new queue offset.
+the head, and whether its messages take a new queue offset. HEAD_FACTS is the number of columns.
 """
 
 PutRows = Int64

@@ -20,8 +20,8 @@ from logquarry.read.log_end import last_file_start, sound_bound
 
 _MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
 _LONGEST_CHAIN: Final = 256
-"""Maximum number of frames of a chain that are followed frame by frame. For a longer chain, loading
-the compiled kernels is worth its time.
+"""To find the end of the log, at most this number of frames is read one by one in pure Python. If
+more frames follow, loading the compiled kernels is worth its time.
 """
 _ZEROS_CHUNK: Final = 8 << 20
 _NO_TIME: Final = -1

@@ -351,8 +351,10 @@ class _Finder:
             self._add(LOG_PATH, ("storePathCommitLog",), f"the broker keeps the log in {path}")
 
     def _is_own_log(self, path: str) -> bool:
-        """Whether a configured path means this store's ``commitlog/``, even if the store was
-        copied, so that the path is wrong now.
+        """Whether a configured path means this store's ``commitlog/``.
+
+        The store may have been copied from another place. So a path in another place is accepted
+        too, if it ends with the name of the store's folder and ``/commitlog``.
         """
         root = setting(self._config, "storePathRootDir").rstrip("/")
         folder = self._layout.root.rstrip("/").rpartition("/")[2]

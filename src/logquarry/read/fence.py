@@ -159,8 +159,9 @@ def refusal(
 
 @dataclass(frozen=True, slots=True)
 class OtherQueues:
-    """The queues of a store that are not in files of 20-byte entries: those of the topics in
-    ``batch`` are batch queues, and with ``has_rocksdb`` there are queues in RocksDB.
+    """The queues of a store that are not in files of 20-byte entries.
+
+    The topics in ``batch`` have batch queues. With ``has_rocksdb``, there are queues in RocksDB.
     """
 
     batch: frozenset[str]

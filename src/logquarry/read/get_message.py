@@ -101,8 +101,8 @@ def read_message(
     """Read the message whose frame is all of ``data``, and check its CRC.
 
     Returns:
-        The message, or the damage if the frame is not sound. None if the bytes are zeros, because
-        the log has lost its end, or was never written there.
+        The message, or the damage if the frame is not sound. None if the frame's size and magic are
+        zeros: either the log has lost its end, or these bytes were never written.
     """
     size = len(data)
     if size >= frame.FIXED_SIZE_V1:
@@ -176,11 +176,10 @@ def _tags_of(message: GotMessage) -> str | None:
 
 
 class GotMessages(GotBlock, Sequence[StoredMessage]):
-    """The messages of one ``get``, in queue order. Compared with a tuple of the same messages, the
-    object is equal.
+    """The messages of one ``get``, in queue order; equal to a tuple of the same messages.
 
-    The object contains a copy of the frames. When a message is read for the first time, all message
-    objects are made. There is no constructor, because its call would take half as long as reading a
+    The object contains a copy of the frames. The first access to a message makes the objects of all
+    messages. There is no constructor, because its call would take half as long as reading a
     message: ``KernelGet`` sets the attributes instead.
     """
 
@@ -223,7 +222,8 @@ class GotMessages(GotBlock, Sequence[StoredMessage]):
 
 
 LEAST_UNITS: Final = 16_000 // UNIT_SIZE
-"""Maximum number of entries that one ``get`` reads; ``max_count`` replaces it if it is larger.
+"""Maximum number of entries that one ``get`` reads, unless its ``max_count`` is larger. A larger
+``max_count`` is then the maximum.
 
 Java's loop ends at the first multiple of the entry size that is at least 16,000 bytes.
 """

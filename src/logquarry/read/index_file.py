@@ -33,8 +33,8 @@ _MOST_CHECKED: Final = 4_096
 _MOST_GUESSES: Final = 20_000
 _LARGEST_SEARCHED: Final = 512 << 20
 _ENOUGH: Final = 0.9
-"""If no number of slots fits all entries, a number is accepted that fits at least this share of the
-entries (0 to 1).
+"""The minimum share of the entries (0 to 1) that a number of slots must fit, if no number of slots
+fits all entries.
 """
 
 _ENTRIES_A_SLOT: Final = index.DEFAULT_SHAPE.entries // index.DEFAULT_SHAPE.slots
@@ -202,7 +202,10 @@ class IndexFile:
 
     @cached_property
     def shape(self) -> IndexShape | None:
-        """The shape from the settings, or else from the contents; None if unknown."""
+        """The shape from the settings, else from the contents, else from the record in the store.
+
+        None if it is unknown.
+        """
         stated = self._layout.config.index_shape
         if stated is not None:
             return stated
@@ -323,8 +326,9 @@ def _hashes(topic: str, key: str) -> tuple[int, int]:
 LARGEST_MESSAGE: Final = 64 << 20
 _ENTRIES_AT_ONCE: Final = 1 << 20
 _LEAST_APART: Final = 2
-"""Minimum number of messages in the index that must lie after the log's last file before the index
-counts as evidence. A single such entry may be damaged.
+"""If the last message in the index is one file or more after the log's last file, at least this
+number of messages in the index must be after the log's last file. Otherwise the index is ignored,
+because a single such entry may be damaged.
 """
 
 
@@ -360,7 +364,8 @@ def indexed_frames(layout: StoreLayout, least: int, spans: Sequence[Span]) -> tu
     physical offset ``least`` or later.
 
     A size is an estimate, because the index has no sizes. A message is assumed to end where the
-    next message in the index starts, or earlier, where its log file or its span in ``spans`` ends.
+    next message in the index starts. If the message's log file or its span in ``spans`` ends
+    earlier, the message is assumed to end there.
     The last message is assumed to have the smallest possible size.
     """
     places, size = _all_places(layout, least), layout.commit_log.file_size

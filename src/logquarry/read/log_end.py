@@ -97,11 +97,11 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> 
     """Return the last entry of each queue (default: all queues), sorted by descending end offset.
 
     If a message in the index is later than all messages in queues, an entry for that message comes
-    first, because the queues' last entries may be lost too. Of the queues in RocksDB, only the 64
-    whose last messages are furthest in the log are read. If an entry's message would end more than
-    one file after the log, the entry may be damaged, and is omitted. But if the last two entries of
-    a queue both point after the log's last file, files of the log are missing, and the entry is not
-    omitted.
+    first, because the queues' last entries may be lost too. Of the queues in RocksDB, the function
+    reads only the 64 whose last messages have the highest physical offsets. If an entry's message
+    would end more than one file after the log, the entry may be damaged, and is omitted. But if the
+    last two entries of a queue both point after the log's last file, files of the log are missing,
+    and the entry is not omitted.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
@@ -132,7 +132,9 @@ def _follows_another(queue: Queue, last: QueueEntry, log_end: int) -> bool:
 
 
 def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | None:
-    """Return where the log ended before its last files were lost or emptied; else None.
+    """Return the physical offset at which the log ended before its last files were lost or emptied.
+
+    Return None if no such loss is known.
 
     ``entries`` is the result of :func:`last_entries`. After a crash, queues may have entries for
     messages that were not synced, but only in the log's last file. So an entry for a message in a
@@ -158,7 +160,7 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
     - a process has the store open to write;
     - there is no durable offset, and no queue has an entry;
     - there is no durable offset, an ``abort`` file shows a crash, and no queue entry points to a
-      missing file after the log's last file.
+      missing or empty file after the log's last file.
     """
     if layout.has_abort and layout.is_live():
         return None
@@ -172,11 +174,12 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
 
 
 def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
-    """Return the first break of the chain in the last log file, if it is before ``bound``
-    (:func:`log_bound`); else ``bound``.
+    """Return the end of the log, given the result of :func:`log_bound` (``bound``).
 
-    If such a break can be the log's end (:meth:`StoreLayout.is_sure_of` is false), the function
-    reads the last file and checks CRCs.
+    If a broken frame before ``bound`` is certainly damage (:meth:`StoreLayout.is_sure_of`), the
+    result is ``bound``. Otherwise, the first broken frame in the last log file can be the log's
+    end. Then the function reads this file, checks CRCs, and returns the end of the chain of sound
+    frames, or ``bound`` if the chain reaches it.
     """
     if layout.is_sure_of(bound):
         return bound
@@ -235,8 +238,8 @@ def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
 class LogFrontier:
     """Finds the end of a growing log for readers that poll for new messages.
 
-    A reader must not read further than the log is known to reach, because the bytes there may turn
-    out later to be no message. So the end is:
+    A reader must not read further than the log is known to reach, because later bytes may belong to
+    no message of the log. So the end is:
 
     - with a durable offset: that offset;
     - if a process has the store open, or may have it open: the end of the last whole frame;
@@ -244,8 +247,8 @@ class LogFrontier:
     - if the store was shut down cleanly: the end of the chain of frames that starts after the last
       message that a queue entry points to.
 
-    With ``skips_damage``, a reader continues after damage, and a closed log ends at the first break
-    in its last file, where RocketMQ would cut the log.
+    With ``skips_damage``, a reader continues after damage. Then the log of a store that was shut
+    down cleanly ends at the first break in its last file, where RocketMQ would cut the log.
     """
 
     def __init__(self, *, skips_damage: bool = False) -> None:
@@ -351,8 +354,8 @@ class LogFrontier:
         """Log a warning if the chain of frames did not grow since the last call, and sound frames
         follow its end.
 
-        A reader waits before these frames: RocketMQ's recovery may have truncated the log at the
-        break, but only in memory, and the writer would then overwrite the frames. Once the writer
+        A reader does not read these frames yet. RocketMQ's recovery may have truncated the log at
+        the break, but only in memory; the writer then overwrites the frames. Once the writer
         begins a new file, the break counts as damage, and readers read the frames after it.
         """
         found = reader.find(end + 1, reader.files.end)

@@ -102,7 +102,7 @@ class RetainedCounter:
     """Counts the messages in the log, by queue. Any thread may use the object.
 
     Each call reads the entries that are new since the last call. If retention has moved the log's
-    start since then, a call also counts the queue files again in which messages have expired.
+    start since then, a call also counts again those queue files whose messages have expired.
     """
 
     def __init__(self) -> None:
@@ -241,10 +241,10 @@ class LogQueue(Queue):
 
 
 def epoch_start(offsets: Int64) -> int:
-    """Return the index of the first queue offset after the last fall.
+    """Return the index at which the queue's current epoch begins.
 
     If a queue offset is not larger than the offset before it, the topic was deleted and created
-    again there. Only the entries after the last fall belong to the queue.
+    again there, and a new epoch begins. Only the entries of the last epoch belong to the queue.
     """
     falls = np.flatnonzero(np.diff(offsets) <= 0)
     return int(falls[-1]) + 1 if len(falls) else 0

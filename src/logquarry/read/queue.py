@@ -154,7 +154,7 @@ class Queue(ABC):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """Return the queue offset of a message stored at ``timestamp`` or near it; 0 if none is.
+        """Return the queue offset of a message stored at or near ``timestamp``; 0 if none is found.
 
         If no message has exactly this time, the search compares the messages before and after it in
         the file, and chooses the nearer one. If both are equally near, it chooses the earlier one

@@ -121,8 +121,8 @@ class QueueDb:
     def lacks_last(self, key: QueueKey, log_min_offset: int) -> bool:
         """Whether a queue lacks the entry at its end, although its messages have not all expired.
 
-        The broker writes the last entry and the end at once. It deletes entries only with the
-        messages, which are then before the log's start.
+        The broker writes the last entry and the end in one step. It deletes an entry only if the
+        message is before the log's start.
         """
         last, place = self.bounds[key][1]
         if self.next_offset(*key, last, last + 1) == last:
@@ -185,8 +185,8 @@ def open_queues(layout: StoreLayout) -> QueueDb | None:
 
 
 def rocksdb_queues(layout: StoreLayout) -> list[RocksQueue]:
-    """Return the queues that RocksDB has. If it has damaged blocks, the entries in them are
-    missing, and reads log a warning.
+    """Return the queues that RocksDB has. If RocksDB has damaged blocks, the entries in them
+    are missing, and each read logs a warning.
     """
     database = open_queues(layout)
     if database is None:

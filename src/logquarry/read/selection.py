@@ -159,8 +159,8 @@ def plan_read(
 
 
 def _from_frame(parts: Sequence[Part], start: int | None) -> Sequence[Part]:
-    """Make a part that begins at ``start`` report damage if no frame begins there. Other parts skip
-    the bytes before their first frame: the previous part reads them.
+    """If no frame begins at ``start``, let the part that begins there report damage. Other parts
+    skip the bytes before their first frame, because the previous part reads these bytes.
     """
     return [
         replace(part, resync=False) if isinstance(part, LogSplit) and part.start == start else part
@@ -367,8 +367,8 @@ class _QueuePlanner:
     def _gaps(self, units: list[Units]) -> list[LogSplit] | None:
         """Return the parts of the wanted range that no entry of any queue points to.
 
-        Return None if the messages of two entries overlap. Then one of the entries is wrong, so the
-        bytes that it claims may contain a message without an entry.
+        Return None if the messages of two entries overlap. Then one of the entries is wrong, and
+        the bytes to which it points may contain a message that has no entry.
         """
         if not units:
             return None

@@ -286,7 +286,7 @@ def _has_message_behind(layout: StoreLayout, file: StoreFile, size: int) -> bool
 
 
 def require_log(layout: StoreLayout) -> None:
-    """Raise UnsupportedStore if the log of a store is missing, or in a folder that is not read.
+    """Raise UnsupportedStore if a log is missing, or in a folder that logquarry does not read.
 
     Also refuses a configuration with sizes that the files contradict (UsageError).
     """

@@ -216,8 +216,8 @@ class Known(NamedTuple):
     ``checks`` are contents of ``timercheck``. A message was delivered if it was in the wheel at the
     time of such a check, and its slot is before the check's read time. ``delivered`` has further
     queue offsets of delivered messages. No message with a queue offset before ``first`` waits. All
-    delivered copies before the physical offset ``since`` are known, and before the physical offset
-    ``wheel_since`` those of messages that were in the wheel.
+    deliveries whose copies are before the physical offset ``since`` are known. If a message was in
+    the wheel, its delivery is known if the copy is before the physical offset ``wheel_since``.
     """
 
     checks: Sequence[TimerCheck] = ()

@@ -23,7 +23,7 @@ class LogFeed:
 
     Bytes that were copied from another store's log may end inside a frame. So the caller states by
     :meth:`vouch` up to which offset it has checked that all frames are whole. The store dispatches
-    only frames before this offset. It also keeps only these frames when it is opened again.
+    only frames before this offset. The next opening of the store keeps only these frames.
     """
 
     files: StoreFiles
@@ -54,9 +54,10 @@ class LogFeed:
         """Physical offset up to which other processes may read the log's bytes, and slaves may copy
         them.
 
-        In a slave, it excludes the bytes that the slave has not checked yet, that is, those after
-        the last :meth:`vouch`. The next opening of the store may cut off such bytes. Another slave
-        that had already copied them from this store would then have more bytes than its master.
+        In a slave, this offset is at most the last vouched offset (:meth:`vouch`), because the
+        slave has not checked later bytes. The next opening of the store may cut off these bytes.
+        Another slave that had already copied them from this store would then have more bytes than
+        its master.
         """
         end, vouched = self._log.max_offset, self.dispatcher.limit
         return end if vouched is None else min(end, vouched)
@@ -115,8 +116,8 @@ class LogFeed:
         self.growth.wake()
 
     def keep(self, durably: bool) -> None:
-        """Save how far the vouched bytes are synced: the next opening of the store keeps the bytes
-        before this offset.
+        """Save the offset up to which the vouched bytes are synced. The next opening of the store
+        keeps the bytes before this offset.
 
         With ``durably``, sync the saved offset too, so that it survives a power cut. This is not
         necessary if all frames are undamaged, because a recovery keeps undamaged frames anyway.

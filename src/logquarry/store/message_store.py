@@ -147,9 +147,9 @@ class StoreWriter(BaseWriter, MessageStore):
 
 
 class _NeedsWriter:
-    """Stands in a reader for a method that only writers have.
+    """Replaces, in a reader, a method that only writers have.
 
-    Its error says how to open for writing.
+    Access to the method raises an error that explains how to open the store for writing.
     """
 
     def __get__(self, store: StoreReader | None, kind: type[StoreReader]) -> _NeedsWriter:

@@ -195,8 +195,8 @@ def _stranger(log: CommitLog, queue: Queue) -> frame.Frame | None:
 def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -> str | None:
     """Return the reason why the sizes in the queues do not add up to the log; None if they do.
 
-    They add up if the log consists only of messages that are in queues, and of blanks at the ends
-    of log files. A blank has fewer bytes than the largest message plus eight.
+    The sizes add up if the log consists only of messages that are in queues, and of blanks at the
+    ends of log files. A blank has fewer bytes than the largest message plus eight.
     """
     length = found.max_offset - found.min_offset
     if total > length:
@@ -324,8 +324,8 @@ def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
 
     The function reads file names, the last entry of each queue, the checkpoint,
     ``.logquarry/damage.json``, and the store time of the last queued message. If the checkpoint has
-    a later time, it also reads the last log file. If log files are missing, or if the queues point
-    beyond the log's end, it also reads all queue entries to count the lost messages.
+    a later time, the function also reads the last log file. If log files are missing, or if the
+    queues point beyond the log's end, it also reads all queue entries to count the lost messages.
     """
     log = layout.commit_log
     if layout.lost_head is not None:

@@ -95,9 +95,9 @@ class BaseReader(StoreReads):
     def refresh(self) -> None:
         """List the folders again, because a live broker adds log files and deletes expired files.
 
-        If you request an offset after the known files, the reader calls this method itself. If it
-        has computed the queues from the log, it does not: then call this method yourself, and the
-        reader will read the whole log again.
+        If you request an offset after the known files, the reader calls this method itself. If no
+        queue is in files, the reader does not do this, and you must call this method yourself. If
+        the reader has computed the queues from the log, it then reads the whole log again.
 
         Raises:
             StoreNotFound: if the store's folder is gone, for example if its disk was unmounted.
@@ -381,7 +381,7 @@ class LiveStore(StoreReads, SingleCalls):
             return self._unopened_queue(topic, queue_id)
 
     def _queues_for_state(self) -> list[Queue]:
-        """Return all queues. Usually none is opened for writing: there may be thousands."""
+        """Return all queues. Open no further queue for writing: there may be thousands."""
         engine, layout = self._engine, self._new_layout()
         found: list[Queue | None] = []
         for key in self.queues():

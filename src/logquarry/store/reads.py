@@ -202,8 +202,8 @@ class StoreReads(LogReads):
             queue_id: the queue.
             offset: queue offset of the first message.
             max_count: maximum number of messages. The settings ``max_transfer_...`` also limit the
-                result. A result never spans two queue files. If the queue has a message at
-                ``offset``, the result has at least one message.
+                result. A result never spans two files of a consume queue. If the message at
+                ``offset`` is in the log and matches, the result contains it.
             tag: the tags to match, such as ``paid`` or ``paid || sent``; None or ``*`` for all
                 messages.
 

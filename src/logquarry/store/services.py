@@ -78,7 +78,10 @@ class Services:
 
     @property
     def config_tables(self) -> ConfigTables:
-        """The tables that a slave copies from its master's ``config/``; UsageError elsewhere."""
+        """The tables that a slave copies from its master's ``config/``.
+
+        Raises UsageError if the store is not a slave's.
+        """
         if not self._is_slave:
             raise UsageError(
                 f"{self._engine.root}: its broker_role is not SLAVE: only slaves copy config/"
@@ -93,7 +96,10 @@ class Services:
     # ---------------------------------------------------------------------------------- delay
     @property
     def delivery(self) -> DelayedDelivery:
-        """The delivery of delayed messages; StoreUnavailable in a slave: its master delivers."""
+        """The delivery of delayed messages.
+
+        Raises StoreUnavailable in a slave, because its master delivers the messages.
+        """
         if self._is_slave:
             # A slave copies the progress of the delivery from its master, so it must not write its
             # own.
@@ -238,7 +244,10 @@ class Services:
         group: str,
         queue_offset: int | None,
     ) -> PutFuture | None:
-        """Commit or roll back the half message at an offset; None if it has already ended."""
+        """Commit or roll back the half message at an offset.
+
+        Return None if this process has already ended the transaction.
+        """
         self._require_halves()
         at = arguments.offset(physical_offset, "physical_offset")
         state = TransactionState(arguments.choice(state, "state", ("commit", "rollback")))

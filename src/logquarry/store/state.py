@@ -129,8 +129,8 @@ class StoreState:
         dispatch_behind: number of bytes at the log's end that are not dispatched to the queues yet.
             If another process writes the store, this counts all bytes after the last message in a
             queue, even a blank.
-        flush_behind: number of bytes at the log's end that are not known to be synced; None if the
-            store has no record of the durable offset.
+        flush_behind: number of bytes at the log's end that are not known to be synced; None if
+            ``state`` is not ``closed``, and the store has no record of the durable offset.
         retained: for each topic, the number of messages in its queues that are still in the log,
             and their bytes. With multi-dispatch, a message has entries in several queues, and
             counts in the topic of each.
@@ -310,8 +310,8 @@ def _delay_levels(layout: StoreLayout, queues: list[Queue]) -> tuple[DelayLevel,
 # leaves a COMMIT frame with the half message's physical offset. While a half message is open, the
 # broker's checker may put a copy of it at the end of the queue; the checker then advances its own
 # consumer offset past the original. So if a half message is before this consumer offset and has no
-# op message, the checker has replaced it by a copy, or has abandoned it: after too many checks, it
-# puts a copy into TRANS_CHECK_MAX_TIME_TOPIC, and no op message.
+# op message, the checker has replaced it by a copy, or has abandoned it. After too many
+# checks, the checker puts a copy into TRANS_CHECK_MAX_TIME_TOPIC, but no op message.
 #
 # In a store of 3.x, a half message is a PREPARED frame in the log, and no queue has an entry for
 # it. The COMMIT or ROLLBACK frame contains the physical offset of the PREPARED frame

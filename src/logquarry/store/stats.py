@@ -202,7 +202,10 @@ def _rates(samples: list[_Sample], now: _Sample, which: int) -> Rates:
 
 
 def _rate(samples: list[_Sample], now: _Sample, which: int, window: int) -> float:
-    """Compute the rate since the newest sample that is at least ``window`` seconds old."""
+    """Compute the rate since the newest sample that is at least ``window`` seconds old.
+
+    If no sample is so old, compute the rate since the oldest sample.
+    """
     since = samples[0]
     for sample in samples:
         if sample[0] > now[0] - window:

@@ -378,7 +378,7 @@ class StoreEngine:
     # -------------------------------------------------------------------------------------- end
     @property
     def is_current(self) -> bool:
-        """Whether the calling thread is the store's, so that it runs a listener or a callback."""
+        """Whether a thread of the store makes this call, from a listener or from a callback."""
         return any(service.is_current for service in self._services)
 
     def close(self) -> None:
@@ -405,9 +405,9 @@ class StoreEngine:
 
     @contextlib.contextmanager
     def _stopping(self) -> Iterator[None]:
-        """If an exception such as Ctrl-C interrupts the closing, stop the services all the same.
+        """Stop the services even if an exception such as Ctrl-C interrupts the closing.
 
-        They must not write files that are closed, or that the next writer has open.
+        Otherwise a service could write files that are closed, or that the next writer has open.
         """
         try:
             yield

@@ -169,7 +169,7 @@ class BaseWriter(LiveStore):
         self._engine.files.frees_room = True
 
     def _last_time(self) -> int:
-        """Return the store time of the log's last message at the first call, or 0."""
+        """Return the last message's store time, as found at the first call; 0 for an empty log."""
         if self._found_time is None:
             self._engine.feed.adopt()
             self._found_time = last_store_timestamp(self._new_layout(), self._engine.log.max_offset)

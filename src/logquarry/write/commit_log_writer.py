@@ -11,7 +11,7 @@ same bytes as the reference (tests/property/test_put_path_twins.py):
 The reference can put any message or batch. :meth:`CommitLogWriter.put_common` returns None, and
 changes nothing, in these cases:
 
-- The message has a delay, WAIT or further queues.
+- The message has a delay, the property WAIT or further queues.
 - The message must be refused.
 - The store has dialect 3.1.
 - The last file has no room.

@@ -174,8 +174,8 @@ class Dispatcher:
     def dispatch_until(self, offset: int | None = None) -> int:
         """Dispatch the log up to an offset, or to its end, and return the dispatched offset.
 
-        On a slave, the log can end inside a frame, because the master sends bytes. Such an
-        incomplete frame is not dispatched.
+        On a slave, the log can end inside a frame, because the master may send only a part of a
+        frame. Such an incomplete frame is not dispatched.
 
         Raises:
             CorruptFrame: if a frame is damaged. All frames before the damage have been dispatched.

@@ -51,8 +51,8 @@ class Encoded:
             the schedule topic.
         starts: position in ``data`` of each frame's start.
         store_time_at: position of STORETIMESTAMP in each frame.
-        advances: whether each message takes a new queue offset. This is so for the transaction
-            types NOT and COMMIT.
+        advances: whether each message takes a new queue offset. Only messages of the transaction
+            types NOT and COMMIT take one.
         wait: whether the message requests that its put waits for flush and replica.
         body_size: total bytes of the bodies, for log messages.
         copies: the further queues to which multi-dispatch adds the message; None if there are none.

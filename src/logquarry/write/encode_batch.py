@@ -245,7 +245,8 @@ def _frames_reference(
 class WireFrames(Encoded):
     """The frames of a batch, which a kernel writes into the log's file.
 
-    ``parts``: wire form, head of every frame, topic, properties of the batch.
+    ``parts``: the wire form, the head that all frames share, the topic, and the properties of the
+    batch.
     """
 
     __slots__ = ("_parts", "_place", "_size", "_starts")

@@ -176,7 +176,7 @@ class Timing(NamedTuple):
 
 
 class _TimedFlush(Service):
-    """Flushes at an interval. The first run (as in Java) and the last flush all pages."""
+    """Flushes at an interval. The first run (as in Java) and the last run flush all pages."""
 
     def __init__(
         self,

@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 Settle = Callable[[PutResult, bool], PutResult]
 
 SLOW_PUT: Final = 0.5
-"""Seconds. A put is logged if it takes longer than this, or holds the log's lock for longer than
-this.
+"""If a put takes longer than this number of seconds, or holds the log's lock for longer, the put is
+logged.
 """
 _MS: Final = 1_000
 _SLOW_MS = SLOW_PUT * _MS

@@ -389,7 +389,7 @@ class IndexKeeper:
         return frozenset(one.file.path.name for one in held)
 
     def check(self) -> None:
-        """Restore index files that another program deleted, from second names (hard links)."""
+        """If another program has deleted index files, restore them from their second hard links."""
         self._guard.check()
 
     def flush(self, least_pages: int = 0) -> None:

@@ -77,8 +77,8 @@ class LogAppender(FrameAppend):
     class (the reference). Any thread may append.
 
     ``rules`` has the rules of another dialect of RocketMQ. With such rules, only this class writes
-    frames, and no compiled kernel. See :class:`~logquarry.write.frame_append.FrameAppend` for the
-    other arguments. RocketMQ calls the table ``queue_offsets`` ``topicQueueTable``.
+    frames; no compiled kernel does. See :class:`~logquarry.write.frame_append.FrameAppend` for the
+    other arguments. The argument ``queue_offsets`` is RocketMQ's ``topicQueueTable``.
     """
 
     def __init__(

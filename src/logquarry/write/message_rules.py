@@ -140,8 +140,10 @@ class PropertyMap:
 
 
 def looked_at(message: Message) -> Mapping[str, str]:
-    """Return a message's properties, for a check of the properties that make the store change the
-    message. If there is none, the result may be empty, because then the string is not parsed.
+    """Return a message's properties, to check whether one makes the store change the message.
+
+    If the property string shows that there is no such property, the string is not parsed, and the
+    result is empty.
     """
     if message.properties is None and not message.delay_level and message.wait_store_ok:
         string = message.properties_string

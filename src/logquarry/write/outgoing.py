@@ -42,7 +42,8 @@ class FrameTable:
 
     Attributes:
         rows: one column per message. The columns of odd messages have no meaning.
-        heads, head_facts: the start of the frames with certain hosts and SYSFLAG.
+        heads, head_facts: the start of a frame for each combination of hosts and SYSFLAG, and
+            numbers that describe it (:mod:`logquarry.format.put_frames`).
         keep: the objects that own the memory at the addresses in the rows.
     """
 
@@ -72,7 +73,7 @@ class FrameTable:
                 in the columns of these messages.
 
         Returns:
-            The number of the first message that did not fit.
+            The number of the first message that did not fit, or ``stop``.
         """
         kernels = codec.require_kernels()
         next_offsets = np.zeros(len(self.queues), np.int64)

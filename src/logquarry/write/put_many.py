@@ -2,8 +2,8 @@
 
 ``put_many`` writes the same bytes as single puts, but the messages of a chunk share one store time.
 A chunk has about 1 MiB. The call holds the log's lock while it appends a chunk; between two chunks,
-other threads can put. All messages are checked before the first append, so if a message is
-rejected, the log stays unchanged. If an error occurs later, the exception contains the result of
+other threads can put. All messages are checked before the first append, so if this check rejects a
+message, the log stays unchanged. If an error occurs later, the exception contains the result of
 the messages that were appended.
 """
 
@@ -393,8 +393,8 @@ def _host_ids(part: Outgoing, hosts: dict[bytes, int]) -> Int64:
 
 
 def _chunks(sizes: Int64) -> Iterator[tuple[int, int]]:
-    """Yield ranges of message numbers. The messages of a range have at most CHUNK_BYTES together,
-    or the range has one message.
+    """Yield ranges of message numbers. A range has at most CHUNK_BYTES in total, or a single larger
+    message.
     """
     start = 0
     if sizes.sum() <= CHUNK_BYTES:

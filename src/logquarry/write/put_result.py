@@ -78,7 +78,7 @@ class PutResult(NamedTuple):
         queue_offset: queue offset of the message, or of the first message of a batch.
         size: number of bytes in the log.
         message_count: number of messages in the log.
-        store_timestamp: in milliseconds.
+        store_timestamp: store time, in milliseconds.
         elapsed_ms: milliseconds for which the put held the log's lock.
         starts: start of each frame, relative to ``physical_offset``.
         page_cache_ms: milliseconds for copying the bytes into the page cache (``pagecacheRT``).

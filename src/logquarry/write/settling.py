@@ -409,14 +409,18 @@ class LogGrowth:
         self._wake_followers.wake()
 
     def wake_all(self) -> None:
-        """Wake the flush service too: no put waits for the new bytes, so no put starts a flush."""
+        """Do the same as :meth:`wake`, and also wake the flush service.
+
+        Used for new bytes for which no put waits, because then no put starts a flush.
+        """
         self.wake()
         self._appended()
 
     # ----------------------------------------------------------------------------------- settle
     def _asked(self, result: PutResult, wait: bool) -> tuple[PutStatus, ReplicaWait | None]:
-        """Determine whether a put must wait for a slave. Return the status of the replica wait, if
-        it is known without a wait; and the object to wait with, or None.
+        """Determine whether a put must wait for a slave. Return a status, and the replica wait.
+
+        If the replica wait is None, the put does not wait, and the status is final.
 
         Call this before the followers are woken, because they send the message to slaves. The
         connected slaves are counted at this time, as in RocketMQ (``submitReplicaRequest``),

@@ -10,8 +10,8 @@ Follows ``handleDiskFlush``, ``handleHA``, ``HAService.GroupTransferService`` an
     WAIT (default)     the next fdatasync      no wait
     WAIT=false         no wait                 no wait
 
-On a SYNC_MASTER, a put whose message does not have WAIT=false also waits for a slave. Both waits
-run at the same time. If neither wait is successful, the put returns the status of the replica wait.
+On a SYNC_MASTER, a put also waits for a slave, unless its message has WAIT=false. Both waits run at
+the same time. If neither wait is successful, the put returns the status of the replica wait.
 If the sync fails, the put raises an error. The caller's thread waits, or gets a future that another
 thread completes (:mod:`logquarry.write.settling`).
 """
@@ -110,8 +110,8 @@ class ThreadWait:
 class DeadlineWatch(Service):
     """Ends the waits whose deadline has passed, even while the thread that syncs is stuck.
 
-    A new wait does not need to wake this thread. Its deadline is later than the end of the thread's
-    current sleep.
+    A new wait does not need to wake this thread, because the thread's current sleep ends before the
+    deadline of the new wait.
     """
 
     def __init__(

@@ -83,8 +83,10 @@ def _items(body: int, length: int) -> tuple[int, int]:
 def measure_inner(
     address: int, rows: Array, count: int, limit: int, numbers: Array
 ) -> tuple[int, int, int]:
-    """For each frame, write the number of its messages to ``numbers`` (int64) if the frame is an
-    inner batch, else 0.
+    """For each frame, write to ``numbers`` (int64) the number of messages into which it is split.
+
+    The number is 0 for a frame that stays unchanged: it is no inner batch, its wire form is
+    damaged, or its messages would take more than ``limit`` bytes.
 
     Returns the number of inner batches, the number of frames after the split, and the bytes of
     these frames. The first number is -1 if an inner batch is compressed, because only the

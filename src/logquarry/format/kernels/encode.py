@@ -113,7 +113,7 @@ def encode_frames(
         now: store time in ms. If the earliest allowed store time of a message is after ``now``,
             this message and all following messages get that time.
         next_offsets: next queue offset of each queue; the kernel raises it by one for each message
-            of the queue.
+            that takes a new queue offset.
     """
     heads_at, widest, topics_at = heads.ctypes.data, heads.shape[1], topics.ctypes.data
     for i in range(start, stop):

@@ -154,7 +154,8 @@ def follow(
 
     Args:
         as_java: whether to stop with ASK_JAVA at frames that RocketMQ 4.9.3 may reject.
-        rows, requests: int64; the kernel fills one column for each frame.
+        rows, requests: int32 and int64; tables of :mod:`logquarry.format.arrays`. The kernel fills
+            one row of ``rows`` and one column of ``requests`` for each frame.
         topic_table, queue_table: int32 hash tables, filled with -1; their lengths are powers of
             two.
         topics, queues: int64 (n, 4) and (n, 2); get one row for each distinct topic or queue.

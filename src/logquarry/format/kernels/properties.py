@@ -120,8 +120,8 @@ def mark_named(
     """Mark the frames that have a property with a given name (Horspool's search).
 
     The search compares the name with the bytes at a position. If these bytes are different and
-    their last byte is b, the position advances by ``shifts[b]``: the distance from the last b in
-    the name to the end of the name.
+    their last byte is b, the position advances by ``shifts[b]``: the distance from the last b
+    before the name's last byte to the last byte, or the name's length if there is no such b.
     """
     size = name.shape[0]
     for i in range(count):

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _NEW_QUEUES_SECONDS = 1.0
 """Seconds between two checks for new queues, if the consumer always finds messages."""
 _MOST_READS = 64
-"""After this many reads without a message that matches the filter, the next queue is read."""
+"""If this many reads of a queue find no matching message, the consumer reads the next queue."""
 
 
 class _Slot:
@@ -39,8 +39,8 @@ class _Slot:
 
     Attributes:
         done: all messages below this queue offset are handled.
-        given: number of queue offsets, from ``done`` on, that the caller has received but not yet
-            handled.
+        given: the caller has received, but not yet handled, the messages at this number of queue
+            offsets, counted from ``done`` on.
         committed: the queue offset of the last explicit ``commit``; it replaces ``done`` if it is
             higher.
     """
@@ -103,7 +103,7 @@ class Consumer:
         self._max_reconsume_times = max_reconsume_times
         self._slots: dict[QueueKey, _Slot] = {}
         self._turns: list[_Slot] = []
-        """The queues in the order of their turns; the last queue of the list is read next."""
+        """The queues, in reverse order of their turns: the last queue of the list is read next."""
         self._is_closed = False
         self._is_disturbed = False
         self._has_more = False
@@ -277,7 +277,7 @@ class Consumer:
         return None
 
     def _look(self, max_count: int) -> _Found | None:
-        """Try the queues in the order of `_turns`; return messages of the first one with any."""
+        """Read the queues by turns until a queue has messages that match; return these messages."""
         # If the assignment changes after this line, a queue may get another owner, so the messages
         # that are read below must be discarded.
         self._is_disturbed = self._has_more = False
@@ -332,7 +332,7 @@ class Consumer:
     def _share(self) -> bool:
         """Release the queues that are now assigned to others, and claim newly assigned queues.
 
-        Return whether any was claimed.
+        Return whether a queue was claimed.
         """
         group = self._group
         self._look_again_at = time.monotonic() + _NEW_QUEUES_SECONDS

@@ -143,7 +143,12 @@ class Subscription:
 
 
 def allocate(queue_ids: Sequence[int], count: int, number: int) -> Sequence[int]:
-    """Return a member's part of the queues: two members' parts differ by at most one queue."""
+    """Return the queues of one member. The members' numbers of queues differ by at most one.
+
+    Args:
+        count: number of members.
+        number: the member's number, from 0 on.
+    """
     each, rest = divmod(len(queue_ids), count)
     start = number * each + min(number, rest)
     return queue_ids[start : start + each + (number < rest)]

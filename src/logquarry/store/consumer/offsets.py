@@ -65,7 +65,7 @@ class _Beginning:
             created later, the group starts at the first message.
         start: the user's choice; None if the group must start at the first message of each queue.
         saved_at: time (milliseconds) at which the lost offsets were last written, and the file with
-            this change time; None if no offsets were lost.
+            this change time; None if no offsets were lost, or this time is unknown.
     """
 
     queue_ids: frozenset[int]
@@ -136,7 +136,10 @@ class Progress:
         return _Beginning(queue_ids, start)
 
     def offset(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the queue offset at which a group continues. If the group has none, commit one."""
+        """Return the queue offset at which a group continues.
+
+        If the group has no committed offset in the queue, determine its start, and commit it.
+        """
         with self._lock:
             known = self.offsets.of(topic, group).get(queue_id)
             if known is not None:
@@ -228,8 +231,9 @@ class LostOffsets:
     def is_lost(self, group: str, topic: str, *, has_others: bool) -> bool:
         """Whether a group's offsets in a topic are lost.
 
-        If the offset file is missing, the group existed if the store has its retry topic or its
-        dead-letter topic, or if the broker's list of groups has its name.
+        They are lost if a torn or quarantined offset file names the group and the topic. If the
+        group has no offsets in other topics (``has_others``), any trace of the group is enough: its
+        retry or dead-letter topic, or its name in such a file or in the broker's list of groups.
         """
         if self._has_offsets and not self.files:
             return False

@@ -28,8 +28,8 @@ from logquarry.stored_message import StoredMessage
 _SHORTEST_PAUSE: Final = 0.001
 _LONGEST_PAUSE: Final = 0.2
 _PAUSE_PER_LOOK: Final = 300.0
-"""Minimum pause after a poll, as a multiple of the poll's duration; so polling uses at most 0.3 %
-of a processor.
+"""Minimum pause after a poll, as a multiple of the poll's duration. So polling uses at most 1/300
+of a processor's time.
 """
 
 
@@ -102,7 +102,8 @@ class Arrivals:
 class PolledArrivals(Arrivals):
     """Arrivals in a store that another process writes.
 
-    A waiting consumer calls ``look`` repeatedly: its result changes if there are new messages.
+    A waiting consumer calls ``look`` repeatedly. If there are new messages, the result of ``look``
+    differs from its previous result.
     """
 
     def __init__(self, look: Callable[[], object]) -> None:

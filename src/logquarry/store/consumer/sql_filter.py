@@ -157,7 +157,7 @@ def constant(value: Value) -> Constant:
 
 
 def property_text(name: str) -> Property:
-    """Make a node for a property's text; unknown if the message lacks the property."""
+    """Make a node for a property's text. It is unknown if the message lacks the property."""
     return Property(lambda properties: properties.get(name), is_condition=False, name=name)
 
 

@@ -130,8 +130,8 @@ class Loads:
     def finish(self, pending: Pending) -> None:
         """Finish a load that an earlier writer began.
 
-        Raises StoreUnavailable if the start of the load has expired, and the log does not show how
-        much of the load it had.
+        Raises StoreUnavailable if the log's part with the start of the load has expired, and the
+        rest of the log does not show which frames of the load it had.
         """
         intent, config = pending.intent, pending.config
         if not pending.is_whole:
@@ -187,7 +187,7 @@ class Loads:
 class Pending:
     """An interrupted load.
 
-    If ``is_whole``, the log has all its frames, and only the ledger lacks it.
+    If ``is_whole``, the log has all frames of the load, and only the ledger's record is missing.
     """
 
     intent: Intent
@@ -292,7 +292,10 @@ def _why_not_rolled_back(root: Path, config: StoreConfig, intent: Intent) -> str
 
 
 def _is_whole(root: Path, config: StoreConfig, intent: Intent) -> bool:
-    """Whether the log has all frames of a load, without damage between them."""
+    """Whether the log has all frames of a load, judged by their number and total size.
+
+    This requires that neither damage nor other messages are between the frames.
+    """
     rows, size = intent.rows, intent.bytes
     layout = StoreLayout.open(root, config)
     durable = _durable(layout)

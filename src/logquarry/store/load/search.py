@@ -3,7 +3,8 @@
 A load appends its frames in order. Other messages can be between these frames, because the open
 store also delivers delayed messages, and other threads may put messages. A part of the log can also
 be damaged later. After damage, the search compares the following frames of the log with the rest of
-the load. If such a frame is in the load, the log once had all earlier frames of the load too.
+the load. If one of these frames is in the load, the log once had all earlier frames of the load
+too.
 """
 
 from __future__ import annotations
@@ -189,7 +190,9 @@ class _Search:
 
 
 def _others(run: Run, row: int, wanted: memoryview) -> int:
-    """Return how many frames from a row on have another size or body than the wanted frame."""
+    """Count the frames from a row on that come before the first frame with the wanted frame's size
+    and body CRC.
+    """
     starts, sizes = run.rows[row:, POSITION].astype(np.int64), run.rows[row:, SIZE]
     numbers = np.flatnonzero(sizes == len(wanted))
     fields = np.frombuffer(wanted[: put_frames.BODY_CRC_END], np.uint8)
@@ -204,10 +207,10 @@ def find_frames(
     """Find the first frame of a load that the log lacks.
 
     Args:
-        start: physical offset from which on the frames of the load are.
+        start: physical offset at or before the load's first frame.
         stop: physical offset at which the log ends; by default, it ends after its last message.
-        durable: the durable offset. If a frame before it looks torn, the frame counts as in the
-            log: it had reached the disk, so its zeros are later damage.
+        durable: the durable offset. A frame before this offset that looks torn counts as in the
+            log: the whole frame was once on the disk, so its zeros are later damage.
     """
     search, log = _Search(load, durable), layout.commit_log
     if log.start > start:

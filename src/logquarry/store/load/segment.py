@@ -7,8 +7,8 @@
 
 Numbers are big-endian. The task reports the file's CRC to the loader, and the loader rejects a
 segment with another CRC. The log gets the same bytes as from ``put_many``: the messages of a chunk
-(about 1 MiB) share one store time. If an append is interrupted, the log may have only its first
-frames.
+(about 1 MiB) share one store time. If an append is interrupted, the log may have only the first
+frames of the segment.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Segment:
         size: bytes of the file.
         bytes: total size of the frames in the file, without the footer.
         crc: CRC-32 of the file.
-        queues: topic, queue id and number of frames of each queue.
+        queues: topic, queue id and number of frames of each queue; empty after :meth:`from_json`.
     """
 
     name: str
@@ -123,7 +123,7 @@ class SegmentWriter:
         return found
 
     def add(self, frames: memoryview | bytes, counts: Iterable[tuple[int, int]]) -> None:
-        """Append frames that contain queue numbers in place of queue ids.
+        """Append frames whose QUEUEOFFSET contains the number of their queue (:meth:`number`).
 
         ``counts`` has the number of frames of each queue number.
         """
@@ -204,8 +204,9 @@ def find_segment(folder: Path, segment: Segment) -> FileView:
 class SegmentReader:
     """Opens a segment and verifies it.
 
-    Without ``check``, the CRC is not verified: the caller has done so before. ``frames`` must not
-    be used after :meth:`close`. Raises CorruptFile if the file is missing or damaged.
+    Without ``check``, the CRC is not verified, because the caller has already verified it.
+    ``frames`` must not be used after :meth:`close`. Raises CorruptFile if the file is missing or
+    damaged.
     """
 
     def __init__(self, folder: Path, segment: Segment, *, check: bool = True) -> None:

@@ -314,7 +314,10 @@ class _Planner:
         return f"{stored}, {text.duration_text(age)} ago", time
 
     def _time_of(self, file: StoreFile) -> int | None:
-        """Return the store time of a file's last message, or else of the next message."""
+        """Return the store time of a file's last message.
+
+        If no message starts in the file, return the store time of the next message in the log.
+        """
         time = last_time_in(self._layout, file)
         if time is None:
             time = first_time_from(self._layout, file.base + self._log.file_size, self._end)
@@ -331,7 +334,12 @@ class _Planner:
     def _by_disk(
         self, file: StoreFile, disk: DiskUse | None, *, is_first: bool
     ) -> tuple[str | None, DiskUse | None]:
-        """Return why the disk is too full, and the use of the disk after the deletion."""
+        """Return why the disk is too full, and how full the disk is after the file's deletion.
+
+        Without a limit for the disk, the reason is None. ``disk`` is how full the disk is after the
+        deletion of all earlier files. Raises _Stays if the disk is not too full, or if the deletion
+        frees no space.
+        """
         most = self._rules.max_disk_ratio
         if most is None:
             return None, disk

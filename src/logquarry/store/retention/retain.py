@@ -56,8 +56,8 @@ _RECOVER: Final = "bring the file back, or run verify and recover the store firs
 class LiveRetention:
     """Plans and applies the retention of one store. A lock lets only one retention run at a time.
 
-    After log files were deleted, ``removed`` is called, so that its owner releases its views of
-    these files.
+    After the deletion of log files, the retention calls ``removed``, which releases the store's
+    views of these files.
     """
 
     disk: Disk
@@ -328,8 +328,8 @@ def apply_retention(
 ) -> None:
     """Delete the files of a plan, and sync the folders that contained them.
 
-    Before it made the plan, the caller locked the store and removed the second names of files
-    (:class:`NameGuard`).
+    Before the caller made the plan, it locked the store and removed the additional hard links of
+    the files (:class:`NameGuard`).
 
     Raises:
         StoreUnavailable: if the disk fails. In this case some of the files are deleted, and the

@@ -60,7 +60,7 @@ class Unread:
     messages: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the finding as a JSON document."""
+        """Return the object as a JSON document."""
         return document(self)
 
 
@@ -282,7 +282,8 @@ _PERCENT: Final = 100
 class RetentionRules:
     """The rules that determine which log files may be deleted.
 
-    At least one of the first three rules must be given.
+    At least one of the first three rules must be given. A file may be deleted only if all given
+    rules allow it.
 
     Attributes:
         older_than_ms: minimum age in milliseconds: a file may be deleted if its last message was

@@ -112,11 +112,10 @@ class Delivery(ABC):
         """
 
     def _put_all(self, messages: Sequence[Message]) -> Iterator[tuple[int, str | None]]:
-        """Put messages; for each, yield its number, and the reason if the store rejects it, or
-        None.
+        """Put messages. Yield each message's number, and None or the reason for its rejection.
 
-        After a rejected message, continue with the next one: otherwise, the message would block all
-        later messages.
+        After a rejected message, continue with the next one. Otherwise, the rejected message would
+        block all later messages.
         """
         numbers = list(range(len(messages)))
         while numbers:
@@ -444,7 +443,7 @@ class DeliveryService(Service):
             self._is_failing = True
 
     def _deliver(self) -> bool:
-        """Deliver due messages; return whether the queues have no more messages that wait."""
+        """Deliver due messages; return True if no message waits any longer."""
         for delivery in self._deliveries:
             while delivery.deliver(self._clock(), limit=_BETWEEN_SAVES):
                 self._save_if_due()

@@ -188,8 +188,8 @@ For each entry of the level's queue from that offset on, it yields the queue off
 _SCHEDULE_TOPIC: Final = props.SCHEDULE_TOPIC.encode()
 _UNIQUE: Final = f"{props.UNIQ_KEY}{props.NAME_VALUE_SEPARATOR}".encode()
 _LOOK_AHEAD: Final = 256
-"""A delivery is compared with at most this many of the next waiting messages, because the delivery
-may have skipped some.
+"""A delivered message is compared with at most this many of the next waiting messages, because the
+delivery service may have skipped messages.
 """
 
 
@@ -202,8 +202,8 @@ def advance(
         offsets: for each level, the queue offset of the next message to deliver; changed in place.
         runs: the frames of the log from the saved position on.
         unique: whether to match only messages with a UNIQ_KEY. Set it if ``runs`` starts before the
-            saved position: without a unique key, an old delivery may equal a message that still
-            waits.
+            saved position. Otherwise an old delivery without a UNIQ_KEY could be taken for the
+            delivery of an equal message that still waits.
     """
     found = 0
     waiting: dict[int, _Waiting] = {}

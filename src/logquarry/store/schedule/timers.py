@@ -276,5 +276,8 @@ class TimerDelivery(Delivery):
 
 
 def _rank(one: Timer) -> tuple[int, bool, int]:
-    """Return the key that sorts the heap: by slot, and within a slot, deleting messages first."""
+    """Return the key that sorts the heap by slot.
+
+    Within a slot, messages that delete another message come first.
+    """
     return one.slot_time, one.deletes is None, one.queue_offset

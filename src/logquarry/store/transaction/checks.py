@@ -11,8 +11,11 @@ Then the check moves its saved progress past the old half message, and asks the 
 transaction. The checks follow RocketMQ, except in cases in which RocketMQ would lose messages:
 
 - A check asks about a half message if the half message is older than ``transaction_time_out``. If
-  the message has the property CHECK_IMMUNITY_TIME_IN_SECONDS, its value replaces the timeout. If a
-  half message is younger, a check puts it back if it has this property, and otherwise stops at it.
+  the message has the property CHECK_IMMUNITY_TIME_IN_SECONDS, its value replaces the timeout. A
+  check puts back a younger half message with this property. At a younger half message without it,
+  the check ends.
+- If a half message is old enough, but the ``with`` block of its transaction is still running
+  (``live``), a check puts the half message back without asking.
 - If a half message was checked ``transaction_check_max`` times, or is older than
   ``file_reserved_time``, it is moved to TRANS_CHECK_MAX_TIME_TOPIC. RocketMQ also counts the times
   when it puts back a half message without asking. So RocketMQ may abandon a half message about
@@ -108,7 +111,7 @@ class _Round:
 
     Attributes:
         start: queue offset of the half message at which this check began.
-        next: queue offset up to which the check has finished the half messages; it continues there.
+        next: queue offset of the first half message that this check has not finished.
         ops: for the queue offset of each half message, the queue offsets of the op messages that
             list it.
         old: queue offsets of half messages before ``start`` that are listed in op messages.

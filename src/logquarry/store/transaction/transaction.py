@@ -141,8 +141,8 @@ class TransactionService:
     """Begins and ends the transactions of one open store. Thread-safe.
 
     Attributes:
-        lock: held while a half message is begun or ended, and while a check puts a copy of one
-            without asking the listener.
+        lock: held while a half message is put, committed or rolled back, and while a check puts a
+            copy of a half message without asking the listener.
         live: the half messages of transactions whose ``with`` block is running.
         ended: the half messages that this process has ended, as long as no check has read their op
             messages.
@@ -231,14 +231,14 @@ def key_of(half: Frame) -> HalfKey:
 
 
 _LOOK_MS: Final = 500
-"""Pause, in ms, between two readings of the store's clock, which a test may advance."""
+"""Pause, in ms, between two readings of the store's clock; short, because a test may advance it."""
 
 
 class TransactionCheckService(Service):
     """Runs a check after each interval; the first check runs one interval after the start.
 
-    An interval has ended if either the store's clock or the machine's monotonic clock shows this:
-    the store's clock alone may be set back.
+    An interval has ended if either the store's clock or the machine's monotonic clock shows this.
+    The store's clock alone is not enough, because it may be set back.
     """
 
     def __init__(
