@@ -168,9 +168,20 @@ def take_lock(descriptor: int) -> None:
     _locked_here.add((found.st_dev, found.st_ino))
 
 
-def forget_lock(descriptor: int) -> None:
-    """Record that this process is about to close the descriptor of a lock that it has taken."""
+def end_lock(descriptor: int) -> None:
+    """Release a lock that this process has taken, before its descriptor is closed.
+
+    Closing the descriptor would release the lock too. But if Ctrl-C interrupts the closing, the
+    descriptor can stay open.
+    """
+    assert fcntl is not None, "require_writing passed"
     found = os.fstat(descriptor)
+    command = getattr(fcntl, "F_OFD_SETLK", None)
+    with suppress(OSError):
+        if command is None:
+            fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, 0, os.SEEK_SET)
+        else:
+            fcntl.fcntl(descriptor, command, lock_request(fcntl.F_UNLCK))
     _locked_here.discard((found.st_dev, found.st_ino))
 
 

@@ -35,9 +35,9 @@ from logquarry.log.store_files import (
 )
 from logquarry.systems import (
     FolderMark,
+    end_lock,
     fcntl,
     folder_holders,
-    forget_lock,
     is_marked,
     lock_file,
     lock_holders,
@@ -157,7 +157,7 @@ class StoreLock(OpenFile):
             try:
                 self._mark.make(root)
             except BlockingIOError:
-                forget_lock(self._descriptor)
+                end_lock(self._descriptor)
                 self.close()
                 raise self._held_by(folder_holders(root), "its lock file was replaced") from None
         try:
@@ -198,7 +198,7 @@ class StoreLock(OpenFile):
             # Remove the mark first. Otherwise another process could get the lock and find the mark.
             self._mark.close()
             if self.is_open:
-                forget_lock(self._descriptor)
+                end_lock(self._descriptor)
             self.close()
 
     def abandon_in_child(self) -> None:

@@ -31,7 +31,6 @@ StoreTime = Callable[[int, int], int]
 """Function (physical offset, size) -> store time of the message in ms; -1 without a message."""
 
 MOST_HOLES: Final = 1 << 24
-
 _FIRST_CHUNK: Final = 512
 _LARGEST_CHUNK: Final = 1 << 16
 _NO_MESSAGE_TIME: Final = 1_000

@@ -18,9 +18,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
@@ -101,6 +101,7 @@ class StoreEngine:
         self.listeners = ArrivalListeners()
         self.recorder = StatsRecorder()
         self._closing = threading.Lock()
+        self._are_stopped = False
         try:
             layout = StoreLayout.open(root, config).by_content()
         except BrokenLink:
@@ -130,21 +131,23 @@ class StoreEngine:
             open_check.check_before_lock(root, config, accept_loss)
         disk.make_folders(root)
         with ExitStack() as undo:
-            # The callbacks of `_end` run last: after closing, or after a failed opening.
-            self._end = undo.enter_context(ExitStack())
-            self._end.callback(StoreLock(disk, root).release)
+            # The steps of `_end` run last, in reverse order: after closing, or after a failed
+            # opening. A step can be repeated.
+            self._end: list[Callable[[], object]] = []
+            undo.callback(self._finish)
+            self._end.append(StoreLock(disk, root).release)
             self._abort = AbortFile(disk, root)
             pending = pending_load(root, config, disk, clock)
             was_unclean = self._abort.exists
             found = self._find(config, accept_loss)
             if not (root / COMMIT_LOG).is_dir():
                 disk.sync_parent(root)
-            self._end.callback(self.health.end, f"{root}: the store was closed")
+            self._end.append(partial(self.health.end, f"{root}: the store was closed"))
             load_kernels()
             self.config = found.config
             keep_settings(disk, root, found.config)
             self.files = self._open_files(found, was_unclean)
-            self._end.callback(self.files.close)
+            self._end.append(self.files.close)
             undo.callback(self._take_back)
             self.log, self.queues = self.files.log, self.files.queues
             self._dispatched_timestamp = 0
@@ -152,8 +155,8 @@ class StoreEngine:
             self.dispatcher = self._make_dispatcher(found.log_end)
             self._dispatch_rest(found)
             self._make_services()
-            self._end.callback(self._flushing.queues.close)
-            self._end.callback(self.health.end_reads)
+            self._end.append(self._flushing.queues.close)
+            self._end.append(self.health.end_reads)
             self.writer = self._make_writer(self._next_offsets(found))
             self.retention = self._make_retention()
             self.feed = LogFeed(
@@ -166,6 +169,7 @@ class StoreEngine:
                 self.flags,
             )
             self.log.on_flushed = self.feed.note_flushed
+            self._end.append(self._stop_services)
             for service in self._services:
                 service.start()
                 undo.callback(service.stop, _PATIENCE_SECONDS)
@@ -392,30 +396,41 @@ class StoreEngine:
         if self.is_current:
             raise UsageError("a listener or callback cannot close the store that calls it")
         with self._closing:
-            if Refusal.CLOSED in self.flags.refusals:
-                return
-            with self._end, self._stopping():
-                self.flags.set(Refusal.CLOSED)
-                # A put may have passed the check of the flags just before. Do not wait for it: the
-                # log refuses its message. Its caller may be a listener or a callback, whose thread
-                # must end now.
-                self.writer.end()
-                if not self._close_in_order():
-                    logger.error("%s: the next opening has to recover the store", self.root)
+            try:
+                if Refusal.CLOSED not in self.flags.refusals:
+                    self.flags.set(Refusal.CLOSED)
+                    # A put may have passed the check of the flags just before. Do not wait for it:
+                    # the log refuses its message. Its caller may be a listener or a callback, whose
+                    # thread must end now.
+                    self.writer.end()
+                    if not self._close_in_order():
+                        logger.error("%s: the next opening has to recover the store", self.root)
+            finally:
+                self._finish()
 
-    @contextlib.contextmanager
-    def _stopping(self) -> Iterator[None]:
-        """Stop the services even if an exception such as Ctrl-C interrupts the closing.
+    def _finish(self) -> None:
+        """Run the steps of ``_end``; release the lock last. If Ctrl-C interrupts a step, the next
+        call runs this step again, and then the other steps.
+        """
+        failure: Exception | None = None
+        while self._end:
+            try:
+                self._end[-1]()
+            except Exception as error:
+                failure = error
+            self._end.pop()
+        if failure is not None:
+            raise failure
+
+    def _stop_services(self) -> None:
+        """If an exception such as Ctrl-C has interrupted the closing, stop the services.
 
         Otherwise a service could write files that are closed, or that the next writer has open.
         """
-        try:
-            yield
-        except BaseException:
-            with ExitStack() as rest:
-                for service in reversed(self._services):
-                    rest.callback(service.stop, _PATIENCE_SECONDS)
-            raise
+        if not self._are_stopped:
+            for service in reversed(self._services):
+                service.stop(_PATIENCE_SECONDS)
+            self._are_stopped = True
 
     def _close_in_order(self) -> bool:
         """Sync all files, and delete ``abort``. Return whether all of this succeeded."""
@@ -423,6 +438,7 @@ class StoreEngine:
         self.replicas.end()
         self.retention.end()
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]
+        self._are_stopped = True
         failure = self._dispatching.failure
         if failure is not None:
             logger.error("%s: not all of the log is dispatched: %s", self.root, failure)

@@ -52,8 +52,6 @@ from logquarry.write.queue_writer import QueuePart, is_batch, units_of
 _COLUMNS: Final = ("queue_offset", "physical_offset", "size", "tags_code", "store_timestamp")
 MOST_GAPS: Final = 1 << 12
 """Maximum number of gaps to record for one queue; the last record covers all further gaps."""
-
-
 _MOST_SEARCHES: Final = 1 << 14
 """Maximum number of entries to read in other queues, for frames that may belong there."""
 
@@ -398,9 +396,9 @@ class QueuesAudit:
             at, reason = seen.epoch_start, f"{queue_name(key)} starts again at {seen.first_offset}"
             yield Difference("new_epoch", self.layout.log_file(at), at, reason)
         queue = seen.queue
-        if queue is None and not seen.messages:
-            return
         if queue is None:
+            if not seen.messages:
+                return
             reason = f"the log has {seen.messages} messages of it"
             if self._is_deleted(key[0], seen.missing_since):
                 reason, is_explained = f"{reason}, but topics.json no longer lists the topic", True
@@ -423,15 +421,14 @@ class QueuesAudit:
             yield from holes(queue, self._folder(key), self.layout.commit_log.start)
         yield from self._spare(queue, seen, log_end, lost)
         if isinstance(queue, ConsumeQueue) and log_end < FILLER_SIZE:
+            # QUIRK: see expired_queues.stand_in.
             yield from self._last_filler(queue)
 
     def _last_filler(self, queue: ConsumeQueue) -> Iterator[Difference]:
-        """QUIRK: see :func:`logquarry.repair.audit.expired_queues.stand_in`."""
-        number = queue.max_offset - 1
-        last = queue.units(max(number, 0), number + 1)["size"]
-        if last.tolist() == [FILLER_SIZE]:
-            reason = f"entry {number}, the last one, is a filler"
-            yield Difference("queue_ends_in_filler", *self._place(queue, number), reason)
+        number = max(queue.max_offset - 1, 0)
+        if queue.units(number, number + 1)["size"].tolist() == [FILLER_SIZE]:
+            place, reason = self._place(queue, number), "the last entry is a filler"
+            yield Difference("queue_ends_in_filler", *place, reason)
 
     def _spare(
         self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
