@@ -8,17 +8,18 @@ the source, without an import.
 from __future__ import annotations
 
 import ast
+import gc
 import importlib.util
-import io
 import re
 import subprocess
-import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.source_code import comments, statements
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "logquarry"
@@ -60,6 +61,18 @@ class Scope:
             self.names[name] = node
 
 
+@pytest.fixture(scope="module", autouse=True)
+def sources_in_memory() -> Iterator[None]:
+    """Neither this file's tests nor later ones let the garbage collector visit all the sources."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        for kept in (texts, tree_of, scope_of_module, members, resolve_in, resolve, homes):
+            kept.cache_clear()
+        gc.enable()
+
+
 # --------------------------------------------------------------------------------------- the texts
 @cache
 def files() -> tuple[Path, ...]:
@@ -88,23 +101,20 @@ def sources() -> tuple[Path, ...]:
 def prose_of(path: Path) -> Iterator[Text]:
     """The docstrings and comments of a module; comments below one another are one text."""
     source = path.read_text("utf-8")
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(source):
         # A string that stands alone describes what is above it.
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 yield Text(path, node.lineno, text)
     block: list[str] = []
     begin = end = 0
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type != tokenize.COMMENT:
-            continue
-        line = token.start[0]
+    for line, comment in comments(source):
         if block and line != end + 1:
             yield Text(path, begin, "\n".join(block))
             block = []
         if not block:
             begin = line
-        block.append(token.string.lstrip("#:").strip())
+        block.append(comment.lstrip("#:").strip())
         end = line
     if block:
         yield Text(path, begin, "\n".join(block))

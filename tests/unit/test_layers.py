@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import logquarry
+from tests.helpers.source_code import statements
 
 ROOT = Path(logquarry.__file__).parent
 
@@ -63,10 +64,11 @@ def rank(module: str) -> int:
     return len(LAYERS)
 
 
-def imported(path: Path) -> set[str]:
+@cache
+def imported(name: str) -> set[str]:
     """The modules of the package that a module imports, at its head, lazily, or for types only."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in statements(MODULES[name].read_text("utf-8")):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "logquarry":
             assert node.module is not None
             for alias in node.names:
@@ -74,7 +76,7 @@ def imported(path: Path) -> set[str]:
                 found.add(inner if inner in MODULES else node.module)
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name in MODULES}
-    return found
+    return found - {name}
 
 
 def name_of(path: Path) -> str:
@@ -84,12 +86,6 @@ def name_of(path: Path) -> str:
 
 MODULES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
 BELOW_ROOT = [name for name in MODULES if name != "logquarry"]
-
-
-@cache
-def imports() -> dict[str, set[str]]:
-    """The imports of each module; read when a test asks, not in each process that collects."""
-    return {name: imported(path) - {name} for name, path in MODULES.items()}
 
 
 def cycles(imports: Mapping[str, set[str]]) -> list[list[str]]:
@@ -113,7 +109,7 @@ def cycles(imports: Mapping[str, set[str]]) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", BELOW_ROOT)
 def test_a_module_imports_from_its_layer_and_those_above(name: str) -> None:
-    below = {module for module in imports()[name] if rank(module) > rank(name)}
+    below = {module for module in imported(name) if rank(module) > rank(name)}
     # The package itself is imported for its version.
     assert not below - {"logquarry"}, f"{name} imports what stands below it"
 
@@ -121,7 +117,7 @@ def test_a_module_imports_from_its_layer_and_those_above(name: str) -> None:
 def test_no_modules_import_each_other() -> None:
     """Neither lazily nor only for types: a cycle is one module in several files."""
     # The package names the home of each public name, and imports none of them itself.
-    assert not cycles({name: imports()[name] - {"logquarry"} for name in BELOW_ROOT})
+    assert not cycles({name: imported(name) - {"logquarry"} for name in BELOW_ROOT})
 
 
 def test_cycles_are_found() -> None:
@@ -158,9 +154,7 @@ def test_public_names_have_homes() -> None:
     # mypy reads the same homes from the imports under TYPE_CHECKING.
     homes = logquarry._HOMES
     assert set(homes) == set(logquarry.__all__) - {"__version__", "errors"}
-    assert set(homes.values()) | {"logquarry.errors", "logquarry.compiled"} == imports()[
-        "logquarry"
-    ] - {"logquarry"}
+    assert set(homes.values()) | {"logquarry.errors", "logquarry.compiled"} == imported("logquarry")
 
 
 def test_no_layer_name_is_left_over() -> None:
