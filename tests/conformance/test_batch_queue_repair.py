@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
 from pathlib import Path
@@ -212,6 +213,55 @@ def test_zeroed_entries_of_expired_batches_get_a_bridge(
     with lq.MessageStore.open(root) as store:
         assert store.queue_offsets(BATCH_TOPIC, 1).max == 192
         assert not store.get(BATCH_TOPIC, 1, 0).messages
+
+
+def committed(root: Path, offset: int) -> None:
+    table = {f"{BATCH_TOPIC}@group": {"1": offset}}
+    text = json.dumps({"offsetTable": table})
+    (root / "config" / "consumerOffset.json").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("harm", "read", "end"),
+    [
+        ("first", 3, 192),
+        ("last short", 0, None),
+        ("last short", 190, 190),
+        ("last gone", 170, 170),
+        ("all", 150, 150),
+        ("all", 0, 0),
+    ],
+)
+def test_an_expired_batch_queue_with_unusable_files(
+    harm: str, read: int, end: int | None, copied: Copied
+) -> None:
+    """Its last entry, or else the offsets of consumers, show at least where it ended."""
+    root = copied("5.5.0-batchcq")
+    log = root / "commitlog" / ("0" * 20)
+    log.rename(log.with_name(f"{131072:020d}"))
+    log.with_name(f"{131072:020d}").write_bytes(bytes(131072))
+    lq.recover(root, apply=True)
+    committed(root, read)
+    first, last = sorted((root / "batchconsumequeue" / BATCH_TOPIC / "1").iterdir())
+    if harm == "first":
+        first.write_bytes(first.read_bytes()[:920])
+    elif harm == "last short":
+        last.write_bytes(last.read_bytes()[:46])
+        base, count = struct.unpack_from(">qh", last.read_bytes(), 28)
+        end = end or base + count
+    elif harm == "last gone":
+        last.write_bytes(bytes(100))
+        first.write_bytes(first.read_bytes()[:920])
+    else:
+        first.write_bytes(b"")
+        last.write_bytes(bytes(7))
+    plan = lq.recover(root, apply=True)
+    is_told = any("the files of queue 1 of" in line for line in plan.looked_at)
+    assert is_told == (harm != "first")
+    assert not lq.recover(root).is_needed
+    assert not verify_store(StoreLayout.open(root)).has_damage
+    with lq.MessageStore.open(root) as store:
+        assert store.queue_offsets(BATCH_TOPIC, 1).max == end
 
 
 @pytest.mark.parametrize("value", [0, 3, 1 << 30, 1 << 60])

@@ -395,6 +395,27 @@ class Disk:
         logger.warning("%s: moved to %s", path, target)
         return target
 
+    def keep(self, path: Path, to: Path) -> None:
+        """Give a file that another file is about to replace a second name. If the file system
+        refuses hard links, copy the file: after a rename, no file would have the old name.
+        """
+        try:
+            self.link(path, to)
+        except OSError:
+            try:
+                data = path.read_bytes()
+            except OSError:
+                # The disk cannot read the file, so it can only be moved.
+                self.move(path, to)
+                return
+            with self.refusing(to):
+                descriptor = self.open(to, create=True)
+                try:
+                    self.write_all(descriptor, data, 0)
+                    self.sync(descriptor, to)
+                finally:
+                    self.let_go(descriptor)
+
     def move(self, path: Path, to: Path) -> None:
         """Rename a file durably. If the new path is on another disk, copy the file. This can happen
         because a folder of a store may be a symbolic link.

@@ -127,6 +127,15 @@ def is_lockable(root: Path) -> bool:
     return False
 
 
+def held_by(root: Path) -> str:
+    """Return which program has a store open whose lock is held, and what to do, as text."""
+    with lock_file(root / LOCK) as is_ours:
+        if not is_ours:
+            return "the store is open in another program: stop that program first"
+    by = f"this program (process {os.getpid()})"
+    return f"{by} has the store open for writing already: use the open store, or close it first"
+
+
 class StoreLock(OpenFile):
     """The lock of a store. The constructor takes the lock, or raises StoreUnavailable."""
 
@@ -142,10 +151,7 @@ class StoreLock(OpenFile):
             raise StoreUnavailable(f"{self.path}: it is not a plain file: move it out of the store")
         with lock_file(self.path) as is_ours:
             if is_ours:
-                raise StoreUnavailable(
-                    f"{root}: this program (process {os.getpid()}) has the store open for writing "
-                    "already: use the open store, or close it first"
-                )
+                raise StoreUnavailable(f"{root}: {held_by(root)}")
             self._mark = FolderMark()
             # A writer creates its lock file before it marks the folder. So look for the file again:
             # a writer may have opened the store since the first look.

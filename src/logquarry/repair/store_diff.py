@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -17,12 +18,13 @@ from logquarry.format.frame import BLANK, Damage, Frame, encode_id
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.readable import rereads
-from logquarry.log.store_files import CONFIG
+from logquarry.log.store_files import CONFIG, LOCK
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_end import last_entries, lost_messages, missing_end
 from logquarry.read.store_sizes import require_log
 from logquarry.repair.queue_diff import Common, LogBounds, QueueDiff, StoreQueues, compare_queues
+from logquarry.systems import lock_file
 from logquarry.text import document, json_value
 from logquarry.units import Progress
 
@@ -304,6 +306,8 @@ class _Store:
         require_log(layout)
         self.layout = layout
         self.is_live = layout.is_live()
+        with lock_file(Path(layout.root, LOCK)) as is_ours:
+            self.is_open_here = is_ours
         files = OpenFiles(layout)
         self.queues = StoreQueues(layout, files)
         log = CommitLog(layout, files=files, last_entries=lambda: last_entries(layout))
@@ -409,9 +413,8 @@ def _notes(left: _Store, right: _Store, queues: tuple[QueueDiff, ...]) -> list[s
     stores = (("a", left, "b", right), ("b", right, "a", left))
     for name, store, other_name, other in stores:
         if store.is_live:
-            found.append(
-                f"{name} is open in another program: compared up to {store.log.max_offset}"
-            )
+            program = "this program" if store.is_open_here else "another program"
+            found.append(f"{name} is open in {program}: compared up to {store.log.max_offset}")
         if store.log.min_offset > other.log.min_offset:
             missing = store.log.min_offset - other.log.min_offset
             found.append(

@@ -323,7 +323,7 @@ def test_beside_a_writer(pair: tuple[Path, Path]) -> None:
         store.put(lq.Message("t", b"new"))
         found = compared(a, b)
         assert found.verdict == "prefix"
-        assert any("a is open in another program" in note for note in found.notes)
+        assert any("a is open in this program" in note for note in found.notes)
 
 
 def test_config_decides_nothing(pair: tuple[Path, Path]) -> None:

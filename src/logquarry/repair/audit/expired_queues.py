@@ -7,18 +7,24 @@ give later messages queue offsets that consumers have passed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from logquarry.format import queue_entry
+from logquarry.errors import CorruptFile, StoreNotFound, UsageError
+from logquarry.format import broker_json, queue_entry
 from logquarry.format.arrays import Int64, Records, consecutive
 from logquarry.format.batch import MOST_MESSAGES
 from logquarry.format.queue_entry import FILLER, UNIT_SIZE, QueueEntry
+from logquarry.log.layout import StoreLayout
+from logquarry.log.rocksdb import read_config
 from logquarry.log.store_files import NAME_DIGITS
-from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, is_batch_written
+from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue, is_batch_written
+from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import UNIT_DTYPE, ConsumeQueue, FileQueue, has_message, is_written
 from logquarry.repair.audit.differences import Difference
+from logquarry.write.queue_writer import MOST_OFFSET
 
 _FILLER: Final = queue_entry.encode(FILLER)
 
@@ -77,6 +83,66 @@ def stand_in(queue: ConsumeQueue, log_start: int, file_size: int) -> tuple[dict[
         return {}, 0
     first = (stop - 1) // room * room
     return {first: queue_entry.encode(QueueEntry(log_start - 1, 1, 0)) * (stop - first)}, stop
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStandIn:
+    """One entry that replaces a batch queue with unusable files, and keeps the queue's end.
+
+    Attributes:
+        number: position of the entry, counted in entries.
+        end: queue offset at which the queue ends.
+        is_sure: whether the queue surely ended there; otherwise it may have ended later.
+    """
+
+    number: int
+    entry: bytes
+    end: int
+    is_sure: bool
+
+
+def batch_stand_in(queue: BatchQueue, layout: StoreLayout, file_size: int) -> BatchStandIn | None:
+    """Return the entry that keeps the end of a batch queue with unusable files. None if a message
+    of the queue has not expired, or if nothing shows the end.
+
+    The names of the files show no queue offsets. The last entry that can be read shows the end, and
+    so does the offset of a consumer group, which never is after the end. The end is sure only if
+    the last file is whole.
+    """
+    log_start = layout.commit_log.start
+    number, end, is_sure = 0, 0, False
+    last = np.zeros(1, BATCH_DTYPE)
+    last["physical_offset"], last["size"], last["compacted_offset"] = log_start - 1, 1, -1
+    for file, data in queue.file_bytes():
+        entries = np.frombuffer(data, BATCH_DTYPE, len(data) // queue.entry_size)
+        entries = entries[is_batch_written(entries) & (entries["base"] <= MOST_OFFSET)]
+        if (entries["physical_offset"] >= log_start).any():
+            return None
+        stop = int(entries["base"][-1]) + int(entries["count"][-1]) if len(entries) else 0
+        is_sure = file.size == file_size and not file.base % file_size and stop > end
+        if stop > end:
+            number = file.base // file_size * (file_size // queue.entry_size)
+            last, end = entries[-1:].copy(), stop
+    read = _committed(layout, queue.key)
+    if not is_sure and end < read <= MOST_OFFSET:
+        end = read
+        last["base"], last["count"], last["reserved"] = end - 1, 1, 0
+    if not end or log_start <= 0:
+        return None
+    return BatchStandIn(number, last.tobytes(), end, is_sure)
+
+
+def _committed(layout: StoreLayout, key: QueueKey) -> int:
+    """Return the highest queue offset that a consumer group has committed for a queue; else 0."""
+    try:
+        text = read_config(layout.filesystem, broker_json.CONSUMER_OFFSET_FILE)
+        groups = broker_json.decode_consumer_offsets(text)
+    except (OSError, CorruptFile, StoreNotFound, UsageError, ValueError, TypeError, KeyError):
+        # verify reports a file that cannot be read.
+        return 0
+    return max(
+        (offsets.get(key[1], 0) for (t, _), offsets in groups.items() if t == key[0]), default=0
+    )
 
 
 def holes(queue: FileQueue, folder: str, log_start: int) -> Iterator[Difference]:

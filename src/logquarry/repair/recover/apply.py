@@ -374,10 +374,7 @@ class _Work:
             disk.write_all(descriptor, entries, at)
         if os.path.lexists(path):
             disk.make_folders(aside)
-            try:
-                disk.link(path, free_path(aside / path.name))
-            except OSError:
-                disk.set_aside(path, aside)
+            disk.keep(path, free_path(aside / path.name))
             disk.sync_names(aside)
         disk.move(made, path)
         return path

@@ -15,7 +15,7 @@ from typing import Final
 from logquarry import arguments, text
 from logquarry.config import RECOVERIES, StoreConfig, settings_of
 from logquarry.disk.disk import Disk
-from logquarry.disk.folders import AbortFile, StoreLock, is_lockable
+from logquarry.disk.folders import AbortFile, StoreLock, held_by, is_lockable
 from logquarry.errors import StoreNotFound, StoreUnavailable, UnreadableFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_store
@@ -91,10 +91,7 @@ def recover(
     unsupported = refusal(layout, Action.RECOVER, mode=mode, may_lack_log=may_lack_log)
     if not apply:
         if layout.is_live():
-            raise StoreUnavailable(
-                f"{root}: the store is open in another program: stop that program, and run the "
-                "recovery again"
-            )
+            raise StoreUnavailable(f"{root}: {held_by(root)}")
         plan = _planned(root, mode, settings, progress)
         if unsupported is not None:
             reason = str(unsupported).removeprefix(f"{root}: ")

@@ -34,7 +34,7 @@ from logquarry.log.store_files import (
     queue_form,
 )
 from logquarry.log.walk import LogReader
-from logquarry.read.batch_queue import all_queues
+from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.log_end import DamageMap, checkpoint_times, lost_tail
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue, Queue
@@ -44,8 +44,9 @@ from logquarry.repair.audit.differences import (
     FileFault,
     file_differences,
     queue_fault,
+    queue_name,
 )
-from logquarry.repair.audit.expired_queues import stand_in
+from logquarry.repair.audit.expired_queues import batch_stand_in, stand_in
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.harmed_ids import HarmedIds
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, torn_end
@@ -358,9 +359,23 @@ class _Planner:
     def _with_end(self, found: AuditedQueue, log_start: int) -> AuditedQueue:
         """Keep the end of a queue with unusable files if all its messages have expired."""
         queue = self._replaced.get(found.key)
-        if found.end is not None or not isinstance(queue, ConsumeQueue):
+        if found.end is not None or queue is None:
             return found
         size = queue_form(self._config, queue.topic).file_size
+        if isinstance(queue, BatchQueue):
+            one = batch_stand_in(queue, self._layout, size)
+            words = f"the files of {queue_name(found.key)} are unusable, and "
+            if one is None:
+                words += "its end cannot be kept: new messages begin at queue offset 0"
+                self._words.append(words)
+                return found
+            if not one.is_sure:
+                words += f"it may have ended after queue offset {one.end}: new messages begin there"
+                self._words.append(words)
+            end, made = one.number + 1, {one.number: one.entry}
+            return replace(found, had_until=end, kept_until=end, bridges=made)
+        if not isinstance(queue, ConsumeQueue):
+            return found
         made, end = stand_in(queue, log_start, size)
         return replace(found, had_until=end, kept_until=end, bridges=made) if made else found
 

@@ -22,7 +22,7 @@ from logquarry.config import StoreConfig, settings_of
 from logquarry.dialect31.state_table import StateTableKeeper
 from logquarry.disk.config_file import consumer_offsets, delay_offsets
 from logquarry.disk.disk import Disk
-from logquarry.disk.folders import NameGuard, StoreLock
+from logquarry.disk.folders import NameGuard, StoreLock, held_by
 from logquarry.disk.log_files import log_paths
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.page_file import record_start
@@ -291,7 +291,7 @@ def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str 
     if unsupported is not None:
         return str(unsupported).removeprefix(f"{layout.root}: ")
     if not has_lock and layout.is_live():
-        return "the store is open in another program: stop that program first"
+        return held_by(root)
     if layout.has_abort:
         return "the store was not shut down cleanly: recover it first"
     if layout.lost_head is not None:

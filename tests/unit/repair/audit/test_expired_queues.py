@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -132,24 +133,40 @@ def test_a_negative_entry_before_a_zeroed_entry_becomes_a_filler(expired: Path) 
         assert store.put(lq.Message("orders", b"new", queue_id=0)).queue_offset == MESSAGES
 
 
+@pytest.mark.parametrize("refused", [None, errno.EPERM, errno.EOPNOTSUPP])
 def test_an_interrupted_recovery_keeps_the_end_of_an_expired_queue(
-    expired: Path, tmp_path: Path
+    refused: int | None, expired: Path, tmp_path: Path
 ) -> None:
+    """``refused`` is the error of a file system without hard links."""
     folder = expired / "consumequeue/orders/0"
     os.truncate(folder / f"{600:020d}", 7 * 20)
     (folder / f"{200:020d}").unlink()
-    whole = StoppedDisk()
+    old = (folder / f"{600:020d}").read_bytes()
+
+    def disk(number: int | None = None) -> StoppedDisk:
+        made = StoppedDisk(number)
+        made.failing = {} if refused is None else {"link": refused}
+        return made
+
+    whole = disk()
     shutil.copytree(expired, tmp_path / "whole")
     lq.recover(tmp_path / "whole", apply=True, disk=whole)
     moves = [number for number, name in enumerate(whole.order) if name in ("rename", "link")]
+    if refused is not None:
+        # The file is copied: stop at each of the next calls, up to the rename of the new file.
+        at = whole.order.index("link")
+        moves = list(range(at, whole.order.index("rename", at) + 1))
     for number in (stop for move in moves for stop in (move, move + 1)):
         copy = tmp_path / "copy"
         shutil.copytree(expired, copy)
         with pytest.raises(KeyboardInterrupt):
-            lq.recover(copy, apply=True, disk=StoppedDisk(number))
-        lq.recover(copy, apply=True)
+            lq.recover(copy, apply=True, disk=disk(number))
+        lq.recover(copy, apply=True, disk=disk())
         with lq.MessageStore.open(copy) as store:
             assert store.queue_offsets("orders", 0).max == MESSAGES, whole.order[number]
+        # No file is deleted: the old last file is in quarantine.
+        kept = (copy / ".logquarry/quarantine").rglob(f"{600:020d}*")
+        assert old in [path.read_bytes() for path in kept]
         shutil.rmtree(copy)
 
 

@@ -29,7 +29,14 @@ from logquarry.testing.clock import FakeClock
 from tests.helpers.failing_disk import FaultyDisk, StoppedDisk
 from tests.helpers.files import bytes_of
 from tests.helpers.retention_stores import END, FILE, check_cut, messages, put_all, retain
-from tests.helpers.small_store import NOW, config, facts, forget_start, message_files
+from tests.helpers.small_store import (
+    NOW,
+    config,
+    facts,
+    forget_start,
+    held_by_a_broker,
+    message_files,
+)
 
 
 # ------------------------------------------------------------------------------------- afterwards
@@ -127,10 +134,14 @@ def test_a_store_in_use_is_left_alone(store_root: Path) -> None:
         before = message_files(store_root)
         plan = retain(store_root, older_than_ms=0)
         assert plan.refused is not None
-        assert "open in another program" in plan.refused
+        assert "this program" in plan.refused
+        assert "open for writing already" in plan.refused
         with pytest.raises(StoreUnavailable, match="open for writing already"):
             retain(store_root, older_than_ms=0, apply=True)
         assert message_files(store_root) == before
+    with held_by_a_broker(store_root):
+        plan = retain(store_root, older_than_ms=0)
+        assert plan.refused == "the store is open in another program: stop that program first"
 
 
 def test_a_crashed_store_is_left_alone(store_root: Path) -> None:
