@@ -380,27 +380,23 @@ class StoreConfig(LayoutConfig):
             text = Path(path).read_text("utf-8")
         except (OSError, UnicodeError) as error:
             raise UsageError(f"{path}: cannot be read: {error}") from error
+        values: Any = {}
         if text.lstrip().startswith("{"):
             try:
-                document = json.loads(text)
+                values = json.loads(text)
             except (ValueError, RecursionError) as error:
                 raise UsageError(f"{path}: not JSON: {error}") from error
-            if not isinstance(document, dict):
+            if not isinstance(values, dict):
                 raise UsageError(f"{path}: not a JSON object")
-            return cls._of_file(path, document)
-        values: dict[str, str] = {}
-        for number, line in enumerate(text.splitlines(), 1):
-            entry = line.strip()
-            if not entry or entry[0] in "#!":
-                continue
-            name, separator, value = entry.partition("=")
-            if not separator:
-                raise UsageError(f"{path}: line {number} is not name=value: {entry!r}")
-            values[name.strip()] = value.strip()
-        return cls._of_file(path, values)
-
-    @classmethod
-    def _of_file(cls, path: str | Path, values: Mapping[str, Any]) -> StoreConfig:
+        else:
+            for number, line in enumerate(text.splitlines(), 1):
+                entry = line.strip()
+                if not entry or entry[0] in "#!":
+                    continue
+                name, separator, value = entry.partition("=")
+                if not separator:
+                    raise UsageError(f"{path}: line {number} is not name=value: {entry!r}")
+                values[name.strip()] = value.strip()
         try:
             return cls.from_mapping(values)
         except UsageError as error:

@@ -332,7 +332,7 @@ def _jsonl(
     paths = find_stores(stores)
     # Open all stores before the first write, so that the command leaves no file if a path is wrong.
     readers = [
-        messages.message_reader(
+        messages.MessageReader(
             StoreLayout.open(path, settings),
             wanted=wanted,
             on_damage=on_damage,

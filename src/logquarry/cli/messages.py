@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -15,7 +15,7 @@ from logquarry.errors import MessageNotFound, UsageError
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
-    from logquarry.log.batches import DamageLog, MessageFilter, OnDamage
+    from logquarry.log.batches import MessageFilter, OnDamage
     from logquarry.log.codec import Rows
     from logquarry.log.columns import Decoding
     from logquarry.log.layout import StoreLayout
@@ -81,7 +81,7 @@ def messages(
     write = out.jsonl if jsonl else out.lines
 
     with MessageStore.open(store, config=settings) as opened:
-        reader = message_reader(
+        reader = MessageReader(
             opened.layout,
             wanted=wanted,
             on_damage=on_damage,
@@ -185,29 +185,53 @@ def _body_text(message: StoredMessage, body: bytes) -> str:
 
 
 # ------------------------------------------------------------------------------------------ reading
-@dataclass(frozen=True, kw_only=True)
 class MessageReader:
     """Reads selected messages of one store in physical order.
+
+    The reader uses the store's delay levels, and its limit for decompressed bodies.
 
     Attributes:
         damage: the damage that the reader skipped, and the messages whose bodies it could not
             decompress.
     """
 
-    layout: StoreLayout
-    wanted: MessageFilter
-    on_damage: OnDamage
-    decoding: Decoding
-    damage: DamageLog
+    def __init__(
+        self,
+        layout: StoreLayout,
+        *,
+        wanted: MessageFilter,
+        on_damage: OnDamage,
+        broker: str,
+        decompress: bool,
+    ) -> None:
+        from logquarry.log.batches import BadBodies, DamageLog
+        from logquarry.log.columns import Decoding
+
+        self.layout = layout
+        self.damage = DamageLog()
+        self.decoding = Decoding(
+            broker=broker,
+            delay_levels_ms=layout.delay_levels_ms,
+            decompress=decompress,
+            decompress_limit=layout.config.decompress_limit,
+            on_bad_body=BadBodies(layout, on_damage, self.damage),
+        )
+        self._wanted = wanted
+        self._on_damage = on_damage
 
     def runs(self, progress: Progress | None = None) -> Iterator[Run]:
         """Yield the frames that pass the filter, in runs (groups of consecutive frames)."""
         from logquarry.log.batches import selected
         from logquarry.read import bulk as store_reading
+        from logquarry.read.log_end import last_entries
 
-        start, stop = self.layout.commit_log.start, self._likely_end()
-        wanted = None if self.wanted.is_empty else self.wanted
-        found = store_reading.runs(self.layout, self.wanted, self.on_damage, self.damage)
+        start, stop = self.layout.commit_log.start, self.layout.commit_log.end
+        # Estimate the log's end from the last queue entries, because the last log file can end with
+        # much empty space.
+        if entries := last_entries(self.layout):
+            stop = entries[0].end
+        wanted = None if self._wanted.is_empty else self._wanted
+        found = store_reading.runs(self.layout, self._wanted, self._on_damage, self.damage)
         for run in found:
             yield from selected((run,), self.decoding, wanted)
             if progress is not None:
@@ -220,45 +244,6 @@ class MessageReader:
         from logquarry.log import exported
 
         return exported.line_parts(run.window, run.rows, self.decoding, hidden)
-
-    def _likely_end(self) -> int:
-        # Estimate the log's end from the last queue entries, because the last log file can end with
-        # much empty space.
-        from logquarry.read.log_end import last_entries
-
-        entries = last_entries(self.layout)
-        if not entries:
-            return self.layout.commit_log.end
-        return entries[0].end
-
-
-def message_reader(
-    layout: StoreLayout,
-    *,
-    wanted: MessageFilter,
-    on_damage: OnDamage,
-    broker: str,
-    decompress: bool,
-) -> MessageReader:
-    """Make a reader that uses this store's delay levels and limit for decompressed bodies."""
-    from logquarry.log.batches import BadBodies, DamageLog
-    from logquarry.log.columns import Decoding
-
-    damage = DamageLog()
-    decoding = Decoding(
-        broker=broker,
-        delay_levels_ms=layout.delay_levels_ms,
-        decompress=decompress,
-        decompress_limit=layout.config.decompress_limit,
-        on_bad_body=BadBodies(layout, on_damage, damage),
-    )
-    return MessageReader(
-        layout=layout,
-        wanted=wanted,
-        on_damage=on_damage,
-        decoding=decoding,
-        damage=damage,
-    )
 
 
 def limited(runs: Iterator[Run], limit: int | None) -> Iterator[Run]:

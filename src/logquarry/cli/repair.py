@@ -93,28 +93,21 @@ def recover(
     else:
         _show_recovery(out, plan, store, is_applied=apply)
         words = ["recover", store, "--mode", mode] if mode != "safe" else ["recover", store]
+        step = None
         if plan.refused is not None and plan.loss is not None and plan.is_needed:
-            accept = "--accept-loss", str(plan.loss.bytes)
-            out.line()
-            out.line(
-                outcome.line(
-                    *words,
-                    *accept,
-                    "--apply",
-                    before="look for the lost files first. To accept the loss",
-                    config=config,
-                )
-            )
+            words += ["--accept-loss", str(plan.loss.bytes), "--apply"]
+            before = "look for the lost files first. To accept the loss"
+            step = outcome.line(*words, before=before, config=config)
         elif plan.refused is not None:
-            out.line()
-            out.line(outcome.after_refusal("recover", store, mode, config))
-        elif apply and plan.is_needed:
-            out.line()
-            out.line(outcome.line("verify", store, config=config))
-        if plan.refused is None and is_due:
+            step = outcome.after_refusal("recover", store, mode, config)
+        elif is_due:
             if accept_loss is not None:
                 words += ["--accept-loss", str(accept_loss)]
-            out.line("\n" + outcome.line(*words, "--apply", config=config))
+            step = outcome.line(*words, "--apply", config=config)
+        elif plan.is_needed:
+            step = outcome.line("verify", store, config=config)
+        if step is not None:
+            out.lines(["", step])
     if plan.refused is not None or is_due:
         click.get_current_context().exit(
             ExitCode.FINDINGS if plan.refused is None else ExitCode.REFUSED
