@@ -28,7 +28,9 @@ _LONGEST_SHOWN: Final = 80
 _LARGEST_PORT: Final = 65_535
 _LONGEST_FILE_NAME: Final = 255
 _LATEST: Final = 253_402_214_399_999
-"""9999-12-30: the names of index files have four digits for the year, in the local time zone."""
+"""The latest time of a clock: the end of 9999-12-30 in UTC. The names of index files have four
+digits for the year in the local time zone, which can be a day ahead.
+"""
 _LONGEST_WAIT: Final = 86_400.0 * 365 * 100
 
 _Kind = TypeVar("_Kind")
@@ -277,7 +279,7 @@ def function(value: _Value, field: str) -> _Value:
 def clock(value: Callable[[], object], field: str) -> Callable[[], int]:
     """Check a clock, and return a clock that checks each returned time.
 
-    A wrong time would first be noticed in a background thread, which would then end all writes.
+    Without this check, a wrong time could fail first in a background thread, and end all writes.
     """
     function(value, field)
     takes = "a function that returns whole milliseconds since 1970"

@@ -2,8 +2,8 @@
 
 ``hatch_build.py`` compiles the modules in :data:`MODULES` with the C types in the ``.pxd`` file
 beside each module. Without a C compiler and Python's headers, or with ``LOGQUARRY_COMPILED=off``,
-the same code runs interpreted. If Cython is not installed, the modules import this module in place
-of the module ``cython``.
+the same code runs interpreted. Without Cython, the modules import this module instead of the module
+``cython``.
 """
 
 from __future__ import annotations

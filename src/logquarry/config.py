@@ -93,8 +93,8 @@ _ABOVE_ZERO: Final = (
 )
 _FROM_ZERO: Final = ("sync_flush_timeout", "file_reserved_time", "delete_commit_log_files_interval")
 _TYPING_ERROR: Final = 0.9
-"""Minimum similarity (0 to 1) from which on an unknown name is taken for a misspelling of a known
-name.
+"""If an unknown name is at least this similar (0 to 1) to a known name, it is taken for a
+misspelling of the known name.
 """
 _NEAR: Final = 0.8
 
@@ -137,8 +137,8 @@ class StoreConfig(LayoutConfig):
             folder name. ``"rocketmq-broker"`` accepts only the characters that RocketMQ's broker
             accepts.
         broker_role: ``ASYNC_MASTER``, ``SYNC_MASTER`` or ``SLAVE``. A slave accepts no messages.
-        os_page_cache_busy_time_out_mills: while one put has held the log's lock for longer than
-            this time, the store refuses other puts.
+        os_page_cache_busy_time_out_mills: if a put holds the log's lock for longer than this time,
+            the store refuses other puts until the lock is free.
         flush_disk_type: ``ASYNC_FLUSH`` or ``SYNC_FLUSH``; with ``SYNC_FLUSH``, each put waits for
             its flush.
         sync_flush_timeout: maximum time that a put waits for its flush.
@@ -162,7 +162,7 @@ class StoreConfig(LayoutConfig):
         fast_fail_if_no_buffer_in_store_pool: whether puts are refused while no buffer is free.
         warm_mapped_file_enable: whether to load all pages of a new log file into memory before
             messages are written to it.
-        flush_least_pages_when_warm_mapped_file: has no effect, because warming only reads pages.
+        flush_least_pages_when_warm_mapped_file: has no effect, because warming syncs no pages.
         flush_interval_consume_queue: pause between two flushes of the queues.
         flush_consume_queue_least_pages: a queue is not flushed until it has this many new pages of
             4 KiB.
@@ -404,7 +404,7 @@ class StoreConfig(LayoutConfig):
 
 
 def settings_of(config: object) -> StoreConfig:
-    """Return the given settings, or the defaults for None; WrongType for another object."""
+    """Return the given settings, or the defaults for None. Raise WrongType for other objects."""
     if config is None:
         return StoreConfig()
     takes = "a StoreConfig (from other names: StoreConfig.from_mapping)"
@@ -465,8 +465,10 @@ def broker_names() -> frozenset[str]:
 def check_names(names: Iterable[str], used: Collection[str]) -> list[str]:
     """Return a warning for each name that is no setting of RocketMQ or logquarry.
 
-    RocketMQ ignores an unknown name. In logquarry, the consequence could be a read with wrong file
-    sizes. ``used`` holds the settings that logquarry uses, in RocketMQ's spelling.
+    RocketMQ ignores an unknown name. If logquarry ignored the misspelled name of a file size, it
+    could read the files with a wrong size.
+
+    ``used`` holds the settings that logquarry uses, in RocketMQ's spelling.
 
     Raises:
         UsageError: if a name is probably a misspelling of a setting in ``used``.

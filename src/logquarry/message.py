@@ -328,7 +328,7 @@ _CACHED: Final = 4_096
 
 
 def remade(values: Mapping[str, str]) -> str:
-    """Encode properties in the order in which Java's ``HashMap`` of them would be encoded."""
+    """Encode properties in the order in which a Java ``HashMap`` with these names iterates."""
     return props.encode({name: values[name] for name in _order(tuple(values))})
 
 
@@ -356,6 +356,7 @@ def put_again(
             properties.
         prepared_transaction_offset: for a COMMIT, the physical offset of its half message.
         delays: whether the put obeys the property DELAY and the properties of the timer wheel.
+        waits: if False, the put waits neither for the flush nor for a replica.
     """
     acts_on = dict(values)
     if not delays:

@@ -271,7 +271,7 @@ def _is_locked_for(descriptor: int) -> bool:
 
 
 def folder_holders(folder: Path) -> list[int]:
-    """Return the processes that have marked a folder; empty if they are unknown."""
+    """Return the ids of the processes that have marked a folder; empty if they are unknown."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -282,8 +282,8 @@ def folder_holders(folder: Path) -> list[int]:
 
 
 def lock_holders(descriptor: int) -> list[int]:
-    """Return the processes that hold a lock on a file. If a descriptor holds a lock, its file
-    /proc/PID/fdinfo/FD has a line ``lock: ...``.
+    """Return the ids of the processes that hold a lock on a file, as /proc reports them. If a
+    descriptor holds a lock, its file /proc/PID/fdinfo/FD has a line ``lock: ...``.
     """
     wanted = os.fstat(descriptor)
     found = []
@@ -421,10 +421,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Held:
-    """Holds one interrupt (Ctrl-C, SIGTERM) back until the program calls :meth:`check` or the block
-    ends. A second interrupt takes effect at once.
+    """Holds one interrupt (Ctrl-C, SIGTERM) back until the program calls :meth:`check`, or until
+    the ``with`` block of :func:`held` ends. A second interrupt takes effect at once.
 
-    These uses need it:
+    Three parts of logquarry need this:
 
     - An import must report exactly how many messages it has put.
     - py4j has one connection per thread. An exception inside a call leaves the call's answer in the
@@ -442,7 +442,7 @@ class Held:
         self._came: int | None = None
 
     def hold(self) -> None:
-        """Start to hold signals back. Call this method only in the main thread."""
+        """Start to hold signals back. In any thread but the main thread, the call does nothing."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:

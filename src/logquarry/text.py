@@ -63,7 +63,7 @@ def plural(count: int, what: str, many: str | None = None) -> str:
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """Join names for a sentence; name at most ``most`` of them: ``a, b and 3 more``."""
+    """Join names for a sentence, with at most ``most`` of the names: ``a, b and 3 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -210,7 +210,7 @@ def time_ms(value: str | date) -> int:
     zone is in UTC.
 
     Raises:
-        UsageError: if a text is not a number of milliseconds and not a time.
+        UsageError: if a text is neither a number of milliseconds nor a time.
     """
     if isinstance(value, str):
         if re.fullmatch(r"-?\d{1,18}", value, re.ASCII):

@@ -131,7 +131,7 @@ def bench_recovery(kind: str, folder: Path, load: Load, recovery: str) -> dict[s
     delete the store.
 
     Returns:
-        For each mode, the seconds of each of the three passes, and the rates of the last one.
+        For each mode, the seconds of each of the three passes, and the rates of the last pass.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = StoreConfig(recovery=recovery)

@@ -1,11 +1,12 @@
 """Measures puts, gets and a consumer; ``oracle/bench`` measures RocketMQ in the same way.
 
 A benchmark makes a store with RocketMQ's file sizes, puts some messages to warm up, measures, and
-deletes the store. Puts have two times: until the last put returns, and until all are dispatched.
+deletes the store. For puts, it measures two times: until the last put returns, and until all
+messages are dispatched.
 
 =========  ==================================================================================
 put        single puts; the time includes making each message and its property string
-put-batch  batches for one topic and queue, from 256 prepared wire forms
+put-batch  batches, each for one topic and queue, from at most 256 prepared wire forms
 put-many   prepared record batches; with ``as_messages`` the time includes making the messages
 get        gets of 32 messages that read body, queue offset, store time and tags; then gets that
            only read the frames
@@ -46,7 +47,7 @@ FIRST_BORN: Final = 1_700_000_000_000
 LARGEST_BATCH: Final = 1 << 26
 """Maximum bytes of the bodies in one call."""
 _MOST_PREPARED: Final = 1 << 29
-"""Maximum bytes of the bodies in prepared batches, unless there is only one."""
+"""Maximum bytes of the bodies in all prepared batches, unless there is only one batch."""
 _WIRES: Final = 256
 _MOST_BATCHES: Final = 64
 _AT_ONCE: Final = 32

@@ -33,8 +33,8 @@ CREDENTIALS: Final = frozenset({_SIGNATURE, _ACCESS_KEY, "SecurityToken"})
 The broker removes them before it forwards the request to another client.
 """
 _UNIQUE_QUERY: Final = "_UNIQUE_KEY_QUERY"
-"""Java's client adds this field after it has signed the request, so its signature does not cover
-it.
+"""The signature does not cover this field, because Java's client adds the field after it has signed
+the request.
 """
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 HIDDEN: Final = frozenset(
@@ -43,10 +43,10 @@ HIDDEN: Final = frozenset(
         *("TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", timer.TOPIC),
     }
 )
-"""Topics that hold messages of other topics. Clients must not send to them (``TopicValidator``).
+"""System topics to which clients must not send (``TopicValidator``).
 
-RocketMQ allows sends to the topic of the timers. The broker would deliver such a message to the
-topic that the message names, even if the client has no permission for this topic.
+RocketMQ allows sends to the topic of the timers. This broker refuses them, because it would deliver
+such a message to the topic that the message names, even without permission for this topic.
 """
 PUB: Final = "PUB"
 SUB: Final = "SUB"
@@ -214,7 +214,7 @@ class AccessControl:
         return account
 
     def admit(self, command: RemotingCommand, fields: Mapping[str, Any]) -> Account | None:
-        """Check the account of a request, and return it; None if the request needs no account."""
+        """Check a request's account, and return the account; None if the request needs none."""
         code = command.code
         if code in _OPEN and _ACCESS_KEY not in command.ext_fields:
             return None

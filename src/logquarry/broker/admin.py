@@ -33,9 +33,9 @@ class Queries(Part):
 
     @answers(RequestCode.QUERY_MESSAGE)
     async def by_key(self, request: Request) -> None:
-        """Answer with the messages that have a key.
+        """Answer with the messages that have a key, at most 64.
 
-        With ``_UNIQUE_KEY_QUERY``, the key is a UNIQ_KEY.
+        With ``_UNIQUE_KEY_QUERY``, the key is a UNIQ_KEY, and the limit is 32.
         """
         fields, store = request.fields, self._core.store
         if fields["indexType"] == _TAGS:
@@ -240,7 +240,7 @@ class Admin(Part):
 
     @answers(RequestCode.GET_TOPIC_STATS_INFO)
     async def topic_stats(self, request: Request) -> None:
-        """Answer with each queue's first queue offset, end and last store time, for a topic."""
+        """Answer with the min offset, max offset and last store time of each queue of a topic."""
         core, name = self._core, request.fields["topic"]
         topic = core.require_topic(name, 7)
         pairs = await core.slow(partial(_queue_stats, core, topic))
@@ -362,7 +362,7 @@ class Admin(Part):
         """Make the consumers of a group continue at the messages nearest to a store time.
 
         If the request names a queue, reset only this queue. If the request also has an offset,
-        reset the queue to this offset.
+        reset the queue to this offset. Without a queue, offsets move forward only with ``isForce``.
         """
         core, fields = self._core, request.fields
         group, name = fields["group"], fields["topic"]

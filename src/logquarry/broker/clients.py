@@ -142,7 +142,7 @@ class Client:
 class ConsumerGroup:
     """The consumers of a group and their subscriptions.
 
-    The texts are the names of RocketMQ's constants.
+    ``consume_type``, ``model`` and ``start`` are names of RocketMQ's constants.
     """
 
     clients: dict[Connection, Client] = field(default_factory=dict)
@@ -298,7 +298,7 @@ class Clients:
         return next((client for client in members if client.client_id == client_id), None)
 
     def producer_of(self, group: str, topic: str) -> Client | None:
-        """Return one of a group's producers, each in turn; None if none may send to the topic."""
+        """Return the next of a group's producers, in turn, that may send to the topic, or None."""
         found = self.producers.get(group, {}).values()
         members = [client for client in found if client.may_publish(topic)]
         if not members:

@@ -88,7 +88,8 @@ _MOST_HANDSHAKES: Final = 256
 class Request:
     """A request of a client.
 
-    ``account`` is the account that signed it; None if the broker has no accounts.
+    ``account`` is the account that signed the request. It is None if the broker has no accounts, or
+    if the request is not signed and needs no account.
     """
 
     command: RemotingCommand
@@ -134,8 +135,8 @@ class Request:
 
 
 Handler = Callable[[Request], Awaitable[None] | None]
-"""A function that answers a request: before it returns, or in the awaitable that it returns, or
-later by :meth:`Request.reply`.
+"""A function that answers a request with :meth:`Request.reply`. It may call this method before it
+returns, in the awaitable that it returns, or later.
 """
 
 
@@ -152,7 +153,7 @@ class Server(Protocol):
         """Remove a connection that has ended."""
 
     def buffer(self, change: int) -> int:
-        """Change the number of bytes of incomplete frames of all connections, and return it."""
+        """Add ``change`` to the bytes of incomplete frames of all connections; return the sum."""
 
     def admit(self, request: Request) -> None:
         """Count a request. Raise Refused if its client may not make it."""

@@ -1,8 +1,8 @@
 """The state that a broker's modules share: store, threads, tables, clients, counts and ports.
 
-A lane is a thread with a list of jobs. It runs them in their order, each a call of the store, and
-passes the results to the event loop. If too many jobs wait, the lane does not accept another one,
-and the client receives SYSTEM_BUSY.
+A lane is a thread with a list of jobs. Each job is a call of the store. The lane runs the jobs in
+their order, and passes the results to the event loop. If too many jobs wait, the lane does not
+accept another job, and the client receives SYSTEM_BUSY.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ _PAUSE_SECONDS: Final = 1.0
 
 
 def log_failure(_: Any, error: BaseException | None) -> None:
-    """Log that a write of the tables failed. The next change to the tables writes them again."""
+    """Log the error if a write of the tables failed. The next change writes the tables again."""
     if error is not None:
         logger.error("%s", error)
 
@@ -189,7 +189,8 @@ class Core:
     """The state that the parts of a broker share.
 
     Attributes:
-        writer: the same store if it is open for writing; None in a read-only broker.
+        writer: the same object as ``store`` if the store is open for writing; None in a read-only
+            broker.
         clock: function that returns the current time in milliseconds.
         spawn: runs a coroutine as a task, which the broker cancels when it stops.
         address: the broker's address (host:port), which clients learn from the name server.
@@ -239,7 +240,8 @@ class Core:
     def require_group(self, name: str) -> dict[str, Any]:
         """Return the settings of a subscription group.
 
-        If it is missing, create it; raise Refused if the options of a writing broker forbid this.
+        If the group is missing, create it. If the options forbid this, raise Refused; but a
+        read-only broker creates any group, in memory.
         """
         found = self.tables.groups.get(name)
         if found is None:
@@ -254,12 +256,12 @@ class Core:
         return found
 
     def create_topic(self, name: str, queues: int) -> None:
-        """Create a topic in memory, and have the tables saved soon."""
+        """Create a topic in memory. The tables are saved soon."""
         self.tables.create_topic(name, queues)
         self.save_soon()
 
     def save_soon(self) -> None:
-        """Have the tables saved soon, by the thread for slow calls.
+        """Let the thread for slow calls save the tables soon.
 
         One write saves all changes of an iteration of the event loop.
         """

@@ -11,17 +11,18 @@ _Key = TypeVar("_Key")
 
 @dataclass(slots=True)
 class Counts:
-    """What has happened since the broker's start, counted for metrics and mqadmin.
+    """Counts since the broker's start, for metrics and mqadmin.
 
     - ``put`` and ``put_bytes``: messages that were put, and the bytes of their frames, by topic.
     - ``got`` and ``got_bytes``: messages that were sent to consumers, and the bytes of their
       frames, by topic and group.
     - ``sent_back``: messages that consumers sent back, by topic and group.
+    - ``requests``: requests, by code.
     - ``refused``: sends that the broker answered with SYSTEM_BUSY.
 
-    The counts are never deleted, also not with a topic or a group. Clients can cause any number of
-    pairs of topic and group, so each count has at most ``most`` keys (``most_counts``), and then
-    adds further keys to the key of empty names (for ``requests``, to the code -1).
+    A count stays even if its topic or group is deleted. Clients can cause any number of pairs of a
+    topic and a group, so each of these counts has at most ``most`` keys (``most_counts``). After
+    that, new keys are counted together, under empty names (for ``requests``, under the code -1).
     """
 
     most: int

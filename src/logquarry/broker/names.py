@@ -130,7 +130,7 @@ class Names(Part):
     def delete_topic(self, request: Request) -> None:
         """Answer the second request of mqadmin's deleteTopic.
 
-        The first one deleted the topic at the broker.
+        The first request deleted the topic at the broker.
         """
         request.reply()
 

@@ -41,7 +41,8 @@ class BrokerOptions:
             (``autoCreateTopicEnable``).
         create_groups: whether the first request of a consumer creates its group
             (``autoCreateSubscriptionGroup``).
-        queues: maximum number of queues of a topic that a send creates (``defaultTopicQueueNums``).
+        queues: if a send creates a topic, the topic gets at most this many queues
+            (``defaultTopicQueueNums``).
         read_only: whether the broker opens the store only for reading. Then it refuses sends, and
             writes no offsets to the store.
         offsets: folder in which a ``read_only`` broker saves the offsets of groups; None to keep
@@ -56,12 +57,13 @@ class BrokerOptions:
             (``serverChannelMaxIdleTimeSeconds``).
         expire_s: if a client sends no heartbeat for this many seconds, the broker closes its
             connection.
-        most_created: maximum number of topics (with retry topics), and of groups, up to which
-            clients can create more; mqadmin can always create one.
-        most_offsets: maximum number of consumer offsets, one for each queue of a group, up to which
-            clients can commit offsets for further queues.
+        most_created: if the broker has this many topics (including retry topics), clients cannot
+            create another topic. The same number limits groups. mqadmin has no limit.
+        most_offsets: if the broker has this many consumer offsets (one for each queue of a group),
+            clients cannot commit an offset for another queue.
         most_counts: maximum number of topics, and of pairs of a topic and a group, for which the
-            broker counts messages. It counts those of further topics and pairs together.
+            broker has separate counts of messages. All further topics share one count, and so do
+            all further pairs.
         most_waiting: maximum number of sends that wait for the disk
             (``sendThreadPoolQueueCapacity``).
         most_waiting_bytes: maximum total size of the message bodies that wait for the disk; the

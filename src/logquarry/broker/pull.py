@@ -54,11 +54,12 @@ many seconds later. The answer follows at the next full second.
 _LONGEST_CHECKED: Final = 128
 """Maximum length in characters of a filter that the event loop compares with new messages.
 
-The codes of thousands of tags take milliseconds, and a client can have thousands of held pulls.
+Computing the codes of thousands of tags takes milliseconds, and a client can have thousands of held
+pulls.
 """
 _FILTERED_READS: Final = 8
-"""Maximum number of reads until a pull with an SQL92 filter is answered, even if no message
-matches.
+"""Maximum number of reads for one pull with an SQL92 filter. If no message matches until then, the
+result is NO_MATCHED_MESSAGE.
 """
 
 _S = GetMessageStatus
@@ -86,8 +87,8 @@ class Pull:
         deadline: time on the event loop's clock until which the pull may be held; 0 if it must not
             be held.
         has_moved: whether ``offset`` was moved past messages that the filter excludes.
-        awaited: if a read did not reach the end of the queue that was reported on a message's
-            arrival, this end; else -1.
+        awaited: the queue's reported end, if the last read ended before it and the broker reads
+            again; else -1.
     """
 
     request: Request
@@ -387,7 +388,7 @@ class Pulling(Part):
     def arrived(self, key: QueueKey, next_offset: int) -> None:
         """Read again for the held pulls of a queue that has grown.
 
-        Pulls that were moved to its new end stay held.
+        If a pull's offset was already moved to the queue's new end, the pull stays held.
         """
         first, known = self._ends.get(key, (0, 0))
         end = max(known, next_offset)
@@ -398,7 +399,7 @@ class Pulling(Part):
                 self._start(pull)
 
     def grown(self, key: QueueKey, end: int) -> None:
-        """Record a queue's end that a search for new messages found; read for its held pulls."""
+        """Record the end of a queue that a search found; if it is new, read for held pulls."""
         first, known = self._ends.get(key, (0, 0))
         if end < known:
             # The end is lower than before, so the process that writes the store has deleted the

@@ -187,7 +187,8 @@ class Sending(Part):
     def topic_of(self, fields: Mapping[str, Any]) -> TopicConfig:
         """Return the topic of a message to put.
 
-        If the topic is missing, create it if the broker may create topics.
+        Create a missing topic if the options allow it. A retry or dead letter topic is always
+        created. Raise Refused if the topic stays missing, or if clients must not send to it.
         """
         core = self._core
         name: str = fields["topic"]
@@ -291,7 +292,7 @@ def _queue_id(topic: TopicConfig, queue_id: int) -> int:
 
 
 def most_retries(request: Request, settings: Mapping[str, Any]) -> int:
-    """Return how often a message is retried before it becomes a dead letter; 0 means never."""
+    """Return how often a message is retried before it becomes a dead letter, possibly 0."""
     # Only clients of RocketMQ 3.4.9 or later send this number. For others, use the setting of the
     # group.
     wanted: int | None = request.fields["maxReconsumeTimes"]
@@ -301,7 +302,7 @@ def most_retries(request: Request, settings: Mapping[str, Any]) -> int:
 
 
 def refusal_of(error: BaseException) -> BaseException:
-    """Return the error to answer with, for an error that a put raised."""
+    """Convert an error that a put raised to the error for the answer."""
     if isinstance(error, MessageRejected):
         return Refused(str(error), ResponseCode.MESSAGE_ILLEGAL)
     if isinstance(error, StoreUnavailable):
@@ -363,7 +364,7 @@ class Transactions(Part):
         request.reply()
 
     def check(self, transaction: OpenTransaction) -> str:
-        """Have a check of a transaction sent to a producer, which answers later.
+        """Let the event loop send a check to a producer. The producer ends the transaction later.
 
         The thread of the store's checks calls this method.
         """
@@ -403,7 +404,7 @@ class Retrying(Part):
 
     @answers(RequestCode.CONSUMER_SEND_MSG_BACK)
     async def send_back(self, request: Request) -> None:
-        """Put a copy of the message at an offset into the group's retry topic, with a delay."""
+        """Put a copy of a message into the group's retry topic, or into its dead letter topic."""
         core, fields = self._core, request.fields
         writer = core.tables.require_writer()
         group = fields["group"]

@@ -1,10 +1,10 @@
-"""Statistics of a broker for mqadmin: present numbers, and the growth of counts in the last minute,
+"""Statistics of a broker for mqadmin: current numbers, and the growth of counts in the last minute,
 hour and day.
 
 The counts have the names that RocketMQ gives them (``BrokerStatsManager``). The key of a TOPIC_*
 count is a topic. The key of a GROUP_* or SNDBCK_* count is topic@group. The key of a BROKER_* count
 is the cluster's name. Some tools fail if the answer to ``getRuntimeInfo`` lacks a name. So the
-answer contains all names of RocketMQ 4.9, even without a real number.
+answer contains all names of RocketMQ 4.9, even those for which the broker has no real number.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Statistics(Part):
         return tuple(time.localtime(self._core.clock() / 1_000)[:3])
 
     def totals(self) -> tuple[int, int]:
-        """Return how many messages were put and sent to consumers since the broker's start."""
+        """Return (messages put, messages sent to consumers) since the broker's start."""
         counts = self._core.counts
         return sum(counts.put.values()), sum(counts.got.values())
 
@@ -155,7 +155,7 @@ _PUT_TIMES: Final = (
     *("<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s"),
     *("1~2s", "2~3s", "3~4s", "4~5s", "5~10s", "10s~"),
 )
-"""The names in RocketMQ's answer for the classes of
+"""RocketMQ's names for the ranges of put times in
 :data:`logquarry.store.single_calls.BUCKETS`.
 """
 _MOST_INT: Final = (1 << 31) - 1

@@ -240,7 +240,10 @@ class Tables:
             self._saved_version = version
 
     def save_offsets(self) -> None:
-        """Write and sync the offsets. If they are only in memory, do nothing. Thread-safe."""
+        """Write and sync the offsets. Do nothing if the broker keeps them only in memory.
+
+        Thread-safe.
+        """
         if self._writer is not None or self._options.offsets is not None:
             if self._options.offsets is not None:
                 (self._options.offsets / CONFIG).mkdir(parents=True, exist_ok=True)

@@ -241,7 +241,10 @@ class _View:
         self._before = time.monotonic(), 0, 0
 
     def table(self, most: int) -> Table:
-        """Make a table of connections, rates, and the ``most`` groups with the largest lag."""
+        """Make a table of connections, rates, and at most ``most`` groups.
+
+        Consumer groups stand first, those with the largest lag at the top; then producer groups.
+        """
         from rich.table import Table
 
         core = self._running.core

@@ -4,7 +4,8 @@ exception for SIGTERM.
 Before a command runs, Ctrl-C ends the process at once, because a KeyboardInterrupt during the
 import of a Python module would print a traceback. While a command runs, Ctrl-C raises
 KeyboardInterrupt, so that the command removes its unfinished output. Until this module has
-installed its handler, Ctrl-C prints a traceback, so the package imports little before.
+installed its handler, Ctrl-C prints a traceback. So the package imports few modules before this
+one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ else:
 _LINE: Final = b"error: interrupted\n"
 _INTERRUPTED: Final = 130
 _PAUSE: Final = 0.01
-"""Seconds after which a lost interrupt is raised again."""
+"""If Python could not raise an interrupt, the interrupt is raised again after this many seconds."""
 
 
 class _Arrived:
@@ -37,7 +38,7 @@ class _Arrived:
 
 
 class Terminated(SystemExit):
-    """SIGTERM arrived."""
+    """The exception for SIGTERM."""
 
 
 def has_arrived() -> bool:

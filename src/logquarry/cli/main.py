@@ -137,7 +137,7 @@ def app(verbose: bool) -> None:
     diff, stats, report and export.
 
     Exit codes: 0 clean, 1 findings (for example damage), 2 usage, 3 unreadable, 4 refused, 70 a
-    fault of logquarry, 130 interrupted.
+    fault of logquarry, 130 interrupted, 143 terminated.
 
     Example: logquarry info /data/store
     """

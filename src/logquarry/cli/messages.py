@@ -62,7 +62,8 @@ def messages(
     If you pass several filters, a message is printed only if it passes all of them. STORE is a
     folder or a URL. A broker may have the store open.
 
-    The exit code is 1 if the log is damaged and --on-damage is neither stop nor skip, else 0.
+    The exit code is 1 if --offset or --id finds no message, or if damage ends the command, else 0.
+    Damage ends the command only with --on-damage fail, or without --on-damage.
 
     Example: logquarry messages /data/store --topic orders --limit 5
     """

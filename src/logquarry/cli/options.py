@@ -34,7 +34,7 @@ _MOST_DIGITS: Final = 100
 digits on.
 """
 _LEAST_PLAUSIBLE_MS: Final = 10**11
-"""The start of 1973 in milliseconds. For a lower number, the user probably passed seconds."""
+"""A time in March 1973, in milliseconds. A lower number is probably a time in seconds."""
 
 
 def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
@@ -217,7 +217,7 @@ def parsed(option: str, word: str | None, parse: Callable[[str], _Value]) -> _Va
 def command_line(*words: str, config: str | None = None) -> str:
     """Return a logquarry command line, quoted for a shell.
 
-    `config` is the value of its option ``--config``; None omits the option.
+    `config` is the value of the option ``--config``; None omits the option.
     """
     stated = [] if config is None else ["--config", config]
     return text.printable(shlex.join(["logquarry", *words, *stated]))

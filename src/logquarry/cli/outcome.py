@@ -133,7 +133,7 @@ def words(ctx: click.Context) -> list[str]:
 
 
 def line(*words: str, before: str = "", config: str | None = None) -> str:
-    """Format a next step: a command, and ``before``, what the user must do before the command."""
+    """Format a next step: a command. ``before`` describes what the user must do first."""
     command = options.command_line(*words, config=config)
     return f"next: {before}, then: {command}" if before else f"next: {command}"
 
@@ -187,7 +187,10 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
 
 
 def after_salvage(store: str, into: str | None, stale: bool, config: str | None) -> str:
-    """Return the next step after a salvage: write the new store, or verify the written store."""
+    """Return the next step after a salvage.
+
+    The step is to write the new store; if the salvage has written it, to verify the new store.
+    """
     if into is not None:
         return line("verify", into)
     words = ["--include-stale"] if stale else []
@@ -195,7 +198,7 @@ def after_salvage(store: str, into: str | None, stale: bool, config: str | None)
 
 
 def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | None) -> str:
-    """Return the next step after a plan that says that the command cannot work on the store."""
+    """Return the next step if a command's plan shows that the command cannot repair the store."""
     from logquarry.log.layout import StoreLayout
     from logquarry.read.fence import Action, refusal
 
@@ -209,7 +212,10 @@ def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | No
 
 
 def is_convertible(store: str, config: str | None) -> bool:
-    """Return whether ``convert`` can copy the log: a readable log outside of ``commitlog/``."""
+    """Return whether ``convert`` can copy the log.
+
+    It copies a readable log whose files are not all in ``commitlog/``.
+    """
     from logquarry.log.layout import StoreLayout
 
     try:

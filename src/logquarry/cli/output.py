@@ -46,7 +46,7 @@ MOST_LISTED = 40
 def check_target(
     target: str | Path, stores: Iterable[str], config: StoreConfig | None = None
 ) -> Path:
-    """Check that a command may write a file; return the path without links."""
+    """Check that a command may write a file. Return the path with all links resolved."""
     from logquarry.log.apart import lies_in_store
     from logquarry.log.location import path_or_url
 
@@ -100,7 +100,7 @@ def staged(target: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def full_disk_of(target: str | Path) -> Iterator[None]:
-    """Context manager: add the path to an error of a full disk that lacks a path."""
+    """Context manager: if the block raises a full-disk error without a path, add ``target``."""
     try:
         yield
     except OSError as error:

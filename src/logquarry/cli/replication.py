@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 _STATUS_SECONDS: Final = 0.2
 _TRIES: Final = 5
-"""Number of attempts without a received byte after which ``--once`` gives up (about 3 s)."""
+"""With ``--once``, the command gives up after this many attempts (about 3 s) without a received
+byte.
+"""
 
 
 # ------------------------------------------------------------------------- addresses, TLS, status

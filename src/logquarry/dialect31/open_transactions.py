@@ -179,7 +179,7 @@ def transaction_frames(window: Window, rows: Rows) -> list[TransactionFrame]:
 
 
 def frame_of(frame: Frame) -> TransactionFrame | None:
-    """Return what transactions need of a frame; None if the frame has no transaction type."""
+    """Return the frame's fields that transactions need; None if it has no transaction type."""
     kind = sys_flag.transaction_type(frame.sys_flag)
     if kind == sys_flag.TRANSACTION_NOT:
         return None
@@ -205,11 +205,11 @@ def frames_between(reader: LogReader, start: int, stop: int) -> Iterator[Transac
 
 
 MOST_LOST: Final = 1 << 20
-"""Maximum number of PREPARED messages that can be missing before a PREPARED message. If its number
-would mean more of them, the number is implausible, and is not used.
+"""Maximum number of PREPARED messages that can be missing before a PREPARED message. If the number
+of the message means that more are missing, the number is implausible, and is not used.
 
-Each lost message takes an entry in the table. Without a limit, a damaged number could make the
-table huge, because no CRC covers the number.
+Each missing message takes an entry in the table. No CRC covers the number, so without a limit, a
+damaged number could make the table huge.
 """
 
 
@@ -242,7 +242,8 @@ class TransactionBook:
     """Follows the transaction frames of the log, and knows which transactions are open.
 
     Args:
-        next_number: the number that the next entry gets; None if the first frame decides.
+        next_number: the number that the next entry gets; None to take the number from the first
+            PREPARED message.
         known_until: physical offset after the last PREPARED message that already has an entry in
             the table.
 
@@ -269,7 +270,7 @@ class TransactionBook:
         return change
 
     def change_of(self, frame: TransactionFrame) -> Change | None:
-        """Return the change that the next frame makes to the table, or None. Do not apply it."""
+        """Return the change that the next frame makes to the table, or None. It is not applied."""
         if frame.is_prepared:
             unit = frame.unit()
             return Change(self._number_of(frame), unit, unit.state)
@@ -324,7 +325,7 @@ def filler(before: StateUnit) -> StateUnit:
 
 @dataclass(frozen=True, slots=True)
 class TransactionsFound:
-    """What the state table and the redo log contain.
+    """The contents of the state table and of the redo log.
 
     Attributes:
         table_end: the number that the table's next entry will get.
@@ -350,7 +351,7 @@ def open_in(table: UnitFiles) -> dict[int, OpenTransaction]:
 
 
 def found_in(table: UnitFiles, redo: UnitFiles) -> TransactionsFound:
-    """Return what the state table and the redo log contain; both must be undamaged."""
+    """Return the contents of the state table and of the redo log; both must be undamaged."""
     known = 0
     if len(table.units):
         real = table.units[table.units["size"] != FILLER_SIZE]
@@ -360,7 +361,7 @@ def found_in(table: UnitFiles, redo: UnitFiles) -> TransactionsFound:
 
 
 def find_transactions(layout: StoreLayout, start: int, stop: int) -> TransactionsFound | str:
-    """Read the state table and the redo log. Return what they contain, or why a recovery is needed.
+    """Read the state table and the redo log. Return their contents, or why a recovery is needed.
 
     Both are compared with the frames of the log from ``start`` to ``stop``.
     """

@@ -88,7 +88,7 @@ class PreparedTransactions:
         read: reads the frame at a physical offset; None if there is no readable frame.
         wait_dispatched: waits until the state table has an entry for each PREPARED message of the
             log.
-        stored: makes the message for users from a frame.
+        stored: converts a frame to the message that a listener receives.
         clock: returns the time of the store in milliseconds.
         least_age_ms: a transaction is checked only if its PREPARED message is at least this many
             milliseconds old.
@@ -227,9 +227,9 @@ class PreparedTransactions:
     def set_listener(self, listener: Listener | None) -> None:
         """Set the function that each check calls about open transactions (``gotoCheck``).
 
-        It returns the outcome of the transaction, or None if it does not know the outcome yet. It
-        may also end the transaction by :meth:`commit` or :meth:`rollback`. Exceptions that it
-        raises are logged.
+        The function returns the outcome of the transaction, or None if it does not know the outcome
+        yet. It may also end the transaction with :meth:`commit` or :meth:`rollback`. Exceptions
+        that the function raises are logged.
         """
         self._listener = arguments.optional(arguments.function, listener, "listener")
 
@@ -404,7 +404,7 @@ def _is_prepared(data: bytearray) -> bool:
 
 
 _READ_FILES: Final = 3
-"""Number of the last log files that RocketMQ reads through this buffer when it opens a store."""
+"""When RocketMQ opens a store, it reads this many of the last log files through the buffer."""
 
 
 def scratch_of(root: Path, config: StoreConfig, log_end: int) -> ScratchBuffer:

@@ -175,10 +175,9 @@ class StateTableKeeper:
             raise
 
     def remove_until(self, name: str, last_base: int) -> None:
-        """Delete those files of STATE_TABLE or REDO_LOG whose first byte is at or before
-        ``last_base``.
+        """Delete files of STATE_TABLE or REDO_LOG whose first byte is at or before ``last_base``.
 
-        The log must no longer have the messages of their entries.
+        The log must no longer have the messages to which the entries in these files belong.
         """
         if name == REDO_LOG:
             self._redo.remove_until(last_base)
@@ -241,14 +240,14 @@ def _last_file(files: MappedFileQueue, start: int) -> MappedFile:
 
 @dataclass(frozen=True, slots=True)
 class UnitsPlan:
-    """What to do with the files of the state table or of the redo log.
+    """The plan of a recovery for the files of the state table or of the redo log.
 
     Attributes:
         folder: the folder of the files, relative to the store's folder.
         reason: why the files must be built again; None if they can stay.
         had: whether the folder has files now.
         start: offset in bytes at which the first entry belongs.
-        before: fillers, already encoded, for the entries before it in the first file.
+        before: encoded fillers for the places before the first entry in the first file.
     """
 
     folder: str

@@ -72,7 +72,7 @@ class ConfigFile(Generic[T]):
         self._aside = aside
         self._saving = threading.Lock()
         self._last: bytes | None = None
-        """The bytes of the file if the document is valid."""
+        """The bytes of the file; None before the file was read, or if its document is invalid."""
         self._unreadable: list[Path] = []
 
     @property
@@ -214,8 +214,8 @@ class ConsumerOffsets:
 
 
 class ConfigTable(NamedTuple):
-    """A table of ``config/``. A slave copies only the document's member ``member``, or the whole
-    document if ``member`` is None.
+    """A file in ``config/`` that a slave copies from its master. The slave copies only the member
+    ``member`` of the file's document, or the whole document if ``member`` is None.
     """
 
     file: str
@@ -247,7 +247,7 @@ SUBSCRIPTION_GROUPS: Final = ConfigTable(
 
 
 def config_file(disk: Disk, root: Path, table: ConfigTable) -> ConfigFile[Any]:
-    """Make the object for a table's file."""
+    """Make the object that reads and writes a table's file."""
     return ConfigFile(
         disk,
         root / CONFIG / table.file,
@@ -259,7 +259,7 @@ def config_file(disk: Disk, root: Path, table: ConfigTable) -> ConfigFile[Any]:
 
 
 class ConfigTables:
-    """The tables of a slave's store. Any thread may store a table."""
+    """The files in a slave's ``config/``. Any thread may store a table."""
 
     def __init__(
         self, disk: Disk, root: Path, consumer_offsets: Callable[[], ConsumerOffsets]

@@ -36,36 +36,11 @@ _NOT_OPENED: Final = {
     errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
     errno.ENOMEM: "free memory",
 }
-"""Errors of an open that say nothing about the disk, and the next step of the user."""
+"""Errors of ``open`` that are no fault of the disk, each with the next step of the user."""
 
 
 class FolderNotOpened(OSError):
     """A folder could not be opened for a sync, so no sync began."""
-
-
-class OpenFile:
-    """An open file. Each forked child closes its copy of the file's descriptor."""
-
-    _disk: Disk
-    _descriptor: int
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the file is still open in this process."""
-        return self._descriptor >= 0
-
-    def close(self) -> None:
-        """Close the file without a sync. Further calls do nothing."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            self._disk.let_go(descriptor)
-
-    def abandon_in_child(self) -> None:
-        """Close the descriptor in a forked child; see :mod:`logquarry.disk.service`."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
 
 
 class Disk:
@@ -78,8 +53,8 @@ class Disk:
     If a folder cannot even be opened for its sync, for example because the process has no free
     descriptor, the sync did not begin. No page was marked clean, so a later sync still writes the
     folder's names. Such a sync is therefore repeated. Until it succeeds, every other sync of this
-    disk raises SyncDelayed. So neither the durable offset nor the checkpoint nor the result of a
-    put ever covers a file whose name is not on the disk.
+    disk raises SyncDelayed. So if the durable offset, the checkpoint or the result of a put covers
+    a file, the file's name is on the disk.
     """
 
     def __init__(self) -> None:
@@ -166,7 +141,7 @@ class Disk:
         to.hardlink_to(path)
 
     def unlink(self, path: Path) -> None:
-        """Remove a name."""
+        """Remove one name of a file."""
         path.unlink()
 
     def list(self, folder: Path) -> list[str]:
@@ -179,7 +154,7 @@ class Disk:
             return []
 
     def is_linked(self, descriptor: int) -> bool:
-        """Whether an open file still has a name."""
+        """Whether an open file still has at least one name."""
         return os.fstat(descriptor).st_nlink > 0
 
     def is_named(self, descriptor: int, path: Path) -> bool:
@@ -502,8 +477,8 @@ class Disk:
 
 
 def free_path(path: Path) -> Path:
-    """Return ``path`` if no file has this path. Otherwise, append the first number that makes it
-    free.
+    """Return ``path`` if no file has this path. Otherwise, return ``path`` with the first number
+    at its end that no file has.
     """
     numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
     return next(one for one in chain([path], numbered) if not one.exists())

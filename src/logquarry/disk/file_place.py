@@ -46,14 +46,14 @@ class LastFile:
 
 
 class LiveBounds:
-    """The first and last queue offset of a :class:`~logquarry.read.live_read.LiveQueue`.
+    """The min and max offset of a :class:`~logquarry.read.live_read.LiveQueue`.
 
     Attributes:
         _files: the queue's files.
         _log: the log's files.
         _low: the list of the queue's files, the list of the log's files, and the min offset that
-            was computed for these lists. A deletion of files replaces a list by a new list, so a
-            changed list is recognized by its identity.
+            was computed for these lists. A deletion of files makes a new list. If a list is still
+            the same object, no file was deleted, and the min offset is valid.
     """
 
     _files: LastFile

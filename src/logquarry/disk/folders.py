@@ -4,9 +4,9 @@ A lock of a folder needs no lock file, and ends when its process ends.
 
 A RocketMQ broker cannot run on a store that logquarry has locked. But a broker that is started on
 such a store tries to take the lock only after its own recovery, and this recovery deletes files
-after the log's end. So logquarry gives each log file and index file that a writer changes a second
-name, a hard link (:class:`NameGuard`). If the broker deletes the file's own name (the first name),
-the writer restores it from the hard link.
+after the log's end. So each log file and index file that a writer changes gets a hard link as its
+second name (:class:`NameGuard`). If the broker deletes the file's own name (the first name), the
+writer restores it from the hard link.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from logquarry.disk.disk import Disk, OpenFile
+from logquarry.disk.disk import Disk
+from logquarry.disk.page_file import OpenFile
 from logquarry.disk.service import abandon_in_children
 from logquarry.errors import CorruptFile, StoreUnavailable, UsageError
 from logquarry.log.store_files import (
@@ -208,7 +209,9 @@ class StoreLock(OpenFile):
             self.close()
 
     def abandon_in_child(self) -> None:
-        """Close the descriptors in a forked child; the lock and the mark stay with the parent."""
+        """Close the descriptors in a forked child. The lock and the folder's mark
+        (:class:`~logquarry.systems.FolderMark`) stay with the parent.
+        """
         super().abandon_in_child()
         self._mark.close()
 
@@ -383,9 +386,8 @@ class NameGuard:
     def _expired(self, folders: Iterable[Path]) -> set[Path]:
         """Return the log files that a broker's retention deleted after the crash.
 
-        If such files were restored, the log would have a gap between them and its first file. There
-        is no such gap after a file that lost its name only in the crash, so the gap distinguishes
-        the two cases.
+        Between such a file and the log's first file, other files are missing. No file is missing
+        between the log's first file and a file that lost its name only in the crash.
         """
         lost: dict[int, Path] = {}
         found: list[int] = []

@@ -250,7 +250,7 @@ service up to 20 ms late.
 
 
 class PagesAhead(Service):
-    """Loads pages after the log's end. Puts must write to the maps of the log's files."""
+    """Loads pages after the log's end, for puts that write to the maps of the log's files."""
 
     def __init__(self, log: MappedFileQueue, health: Health) -> None:
         super().__init__("pages ahead", health, interval_ms=None)

@@ -61,8 +61,8 @@ class MappedFile(FilePlace):
         store_timestamp: store time of the last message. The writer sets this attribute after its
             append.
         flushed_timestamp: store time of the last message that a flush has synced.
-        guards_name: whether a flush fails if the file no longer has any name, because another
-            program deleted it.
+        guards_name: whether a flush fails if another program has deleted the file, so that the file
+            has no name any more.
     """
 
     def __init__(
@@ -392,11 +392,11 @@ class MappedFile(FilePlace):
         return found
 
     def select_around(self, position: int, size: int) -> tuple[int, memoryview]:
-        """Return the position and the bytes of a readable part of the file that contains a range.
+        """Return a readable part of the file around a range: the part's position and its bytes.
 
-        If this process created the file, the part has all readable bytes. Otherwise, the part ends
-        with the last byte that was tested for disk errors. If the bytes must be copied, the copy
-        has at least CHUNK bytes, if the file has them.
+        If this process created the file, the part has all readable bytes. Otherwise, the part has
+        only bytes that were tested for disk errors. If the bytes must be copied, the copy has CHUNK
+        bytes or more, unless the file ends before.
         """
         probed, end = self._probed, self.committed
         if probed is None:

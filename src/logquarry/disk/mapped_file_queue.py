@@ -67,11 +67,12 @@ class MappedFileQueue(LastFile):
         gaps: whether to accept gaps between files, as RocketMQ does.
 
     Attributes:
-        reach: a file that begins at or after this offset is not created before it is needed; None
+        reach: the allocator creates a file ahead only if the file begins before this offset; None
             if there is no limit.
         flushed_offset: offset after the bytes on the disk (``flushedWhere``).
         committed_offset: offset after the bytes in the files (``committedWhere``).
-        store_timestamp: store time of the last message that the last thorough flush covered.
+        store_timestamp: store time of the last message that the last thorough flush (see
+            :meth:`flush`) has synced.
         on_flushed: called with the flushed offset after each flush; must not raise an exception.
     """
 
@@ -293,8 +294,8 @@ class MappedFileQueue(LastFile):
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
         """Append raw bytes, which may fill several files; ``offset`` must be the end of the queue.
 
-        An empty queue accepts the offset of a file's first byte. Returns False, without a change,
-        for any other offset. After a failure (StoreUnavailable), the bytes before
+        An empty queue accepts any multiple of the file size. Returns False, without a change, for
+        any other offset. After a failure (StoreUnavailable), the bytes before
         :attr:`wrote_offset` remain in the queue.
         """
         begins = self.last is None and offset % self.file_size == 0

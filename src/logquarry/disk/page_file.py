@@ -1,20 +1,48 @@
-"""Writes two files of one page each, in place: the checkpoint and the durable offset."""
+"""Writes two files of one page each, in place: the checkpoint and the durable offset. Their base
+:class:`OpenFile` is also that of the store's lock.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from logquarry.disk.disk import Disk, OpenFile
+from logquarry.disk.disk import Disk
 from logquarry.disk.service import abandon_in_children
 from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint
 from logquarry.format.checkpoint import Checkpoint, DurableMark
 from logquarry.format.fields import PAGE_SIZE
 from logquarry.log.store_files import quarantine
+
+
+class OpenFile:
+    """An open file. Each forked child closes its copy of the file's descriptor."""
+
+    _disk: Disk
+    _descriptor: int
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the file is still open in this process."""
+        return self._descriptor >= 0
+
+    def close(self) -> None:
+        """Close the file without a sync. Further calls do nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            self._disk.let_go(descriptor)
+
+    def abandon_in_child(self) -> None:
+        """Close the descriptor in a forked child; see :mod:`logquarry.disk.service`."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with suppress(OSError):
+                os.close(descriptor)
 
 
 class PageFile(OpenFile):

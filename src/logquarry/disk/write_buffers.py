@@ -91,8 +91,9 @@ class FileCopy:
     """A copy of a file in memory, used instead of a map if no handler of SIGBUS watches the map.
 
     If the disk fails or is full, ``pwrite`` raises an error, but a write to a map would end the
-    process. After :meth:`keep` has written appended pages to the file, a later call of it releases
-    their memory, which then reads as zeros. Pages that :meth:`load` has read stay in memory.
+    process. After :meth:`keep` has written appended pages to the file, a later call of :meth:`keep`
+    releases the memory of these pages, which then reads as zeros. Pages that :meth:`load` has read
+    stay in memory.
     """
 
     def __init__(self, disk: Disk, descriptor: int, path: Path, size: int) -> None:
@@ -142,7 +143,7 @@ class FileCopy:
             self._done = end
 
     def close(self) -> None:
-        """Release the memory. If views of the memory exist, the last view releases it."""
+        """Release the memory. If views of the memory exist, it is released with the last view."""
         with contextlib.suppress(BufferError):
             self.view.release()
             self._memory.close()

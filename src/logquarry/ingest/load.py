@@ -2,7 +2,8 @@
 
 In one store, an intent file makes the load atomic (:mod:`logquarry.store.load.loading`). With
 several stores, a crash can leave the load in some of the stores. Therefore a document (the
-decision) records the load's segments, the files with its staged rows, before the first append.
+decision) records the load's segments before the first append. Segments are the files with the
+load's staged rows.
 After a crash, the next load into the same path completes the decided load. If the interrupted load
 is tried again, the segments of the second attempt are dropped.
 
@@ -124,8 +125,8 @@ def _check_dead_letters(plan: LoadPlan) -> None:
 def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
     """Append segments to one store, unless the store already has the load; remove the segments.
 
-    The segments are removed here, and not only after the append to the last store, so that the
-    memory and disk blocks that they use are free for the log of the next store.
+    The segments of this store are removed here, and not only after the append to the last store. So
+    their memory and disk blocks are free for the log of the next store.
 
     Raises StoreError if the messages cannot be put into their queues. The log then already has
     the load, and the next opening of the store puts its messages into the queues.
@@ -223,10 +224,10 @@ def commit_load(
 
     Args:
         run: appends to the stores.
-        disk: the disk port for the folder of the loads.
+        disk: the disk for the writes to the folder of the loads; None for the usual disk.
 
     Raises:
-        UsageError: if a task staged another load.
+        UsageError: if a task has staged rows of another load.
         CorruptFile: if a segment has changed since it was staged. If it is missing or has another
             size, nothing is appended to any store. If only its content has changed, nothing is
             appended to the segment's own store.

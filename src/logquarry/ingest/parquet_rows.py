@@ -26,8 +26,8 @@ _READ: Final = (
     *("store_host", "sys_flag", "flag", "body_crc", "reconsume_times"),
     *("prepared_transaction_offset", "tags", "keys", "uniq_key", "properties", "body", _EXACT),
 )
-"""The columns to read: columns that become fields of a message, and columns whose values must agree
-with the message.
+"""The columns to read. A column becomes a field of the message, or its values must agree with the
+message.
 """
 
 

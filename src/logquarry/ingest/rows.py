@@ -156,7 +156,7 @@ class Rows:
     """A batch of rows of a file, with the columns of an export.
 
     Attributes:
-        unit: what messages call a row of this file: ``line`` or ``row``.
+        unit: the word for a row of this file in error texts: ``line`` or ``row``.
         numbers: for each row, its number in the file, from 1.
         done: approximate number of bytes read from the file up to the end of this batch.
     """

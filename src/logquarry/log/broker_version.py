@@ -62,7 +62,7 @@ def find_writer(filesystem: FileSystem) -> Writer:
 
 
 def harmed_offset(filesystem: FileSystem) -> int | None:
-    """Return the offset of 5.5 in the checkpoint if damage must have changed it; else None."""
+    """Return the value at :data:`OFFSET_AT` if damage must have changed it; else None."""
     writer, offset = _find(filesystem)
     return None if not offset or _SIGN in writer.evidence else offset
 
@@ -71,7 +71,7 @@ _SIGN: Final = f"{CHECKPOINT} at {OFFSET_AT}"
 
 
 def _find(filesystem: FileSystem) -> tuple[Writer, int]:
-    """Return the writer, and the offset of 5.5 in the checkpoint."""
+    """Return the writer, and the value at :data:`OFFSET_AT`; 0 without a checkpoint."""
     root = {entry.name for entry in filesystem.list("")}
     try:
         offset = checkpoint.decode_offsets(filesystem.read(CHECKPOINT)).logics_physical

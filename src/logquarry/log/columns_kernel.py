@@ -32,12 +32,14 @@ in this part.
 MS: Final = 1_000
 """Microseconds in a millisecond: Arrow's timestamps have microseconds, RocketMQ's milliseconds."""
 MOST_MS: Final = java.LONG_MAX // MS
-"""The last time in milliseconds that fits into an Arrow timestamp; ``-MOST_MS`` is the first. A
-column has the nearest of these two times for a time beyond them.
+"""The last time in milliseconds that fits into an Arrow timestamp; ``-MOST_MS`` is the first. If a
+time is outside this range, the column has the nearer of the two limits instead.
 """
 
 _FEW: Final = 256
-"""Maximum number of distinct values in a small table."""
+"""Number of distinct values for which :func:`interned` first makes room. The kernel is called again
+with more room if this is not enough.
+"""
 _EXACT: Final = schema.EXACT_PROPERTIES.name
 WHOLE_PROPERTIES: Final = frozenset({"properties", _EXACT})
 """Columns that need all properties of a message."""

@@ -143,8 +143,8 @@ class FileSystem(ABC):
     def open(self, path: str) -> FileView:
         """Open a file below the root.
 
-        Raises FileNotFoundError if there is no file, or something else such as a folder or a pipe,
-        and StoreNotFound if the file cannot be read.
+        Raises FileNotFoundError if the path does not exist, or is no file but, for example, a
+        folder or a pipe. Raises StoreNotFound if the file cannot be read.
         """
 
     @abstractmethod

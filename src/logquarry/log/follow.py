@@ -1,5 +1,5 @@
-"""Decodes to arrays what the dispatcher needs to make the queue and index entries of a frame
-(RocketMQ's ``DispatchRequest``).
+"""Decodes dispatch requests: arrays with the fields from which the dispatcher makes the queue and
+index entries of frames (RocketMQ's ``DispatchRequest``).
 """
 
 from __future__ import annotations

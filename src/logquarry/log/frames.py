@@ -213,9 +213,7 @@ def _hidden(
     rows: Rows,
     codes: Int32,
 ) -> dict[int, Unreadable]:
-    """Return an unreadable range for each frame that it overlaps, by the number of the frame's
-    place.
-    """
+    """Return index in ``places`` -> unreadable range, for each frame that overlaps such a range."""
     if not view.unreadable:
         return {}
     lengths = np.full(len(places), FIXED_SIZE_V1, np.int64)

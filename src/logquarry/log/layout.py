@@ -277,7 +277,7 @@ class StoreLayout:
         """Return the start of the log now, after any deletions by retention since the log was
         listed.
 
-        A retention deletes a log file before the queue files of its messages. So queue files that
+        Retention deletes a log file before the queue files of its messages. So queue files that
         were listed before this call have entries for all messages from the returned offset on.
         """
         log = self.commit_log

@@ -42,8 +42,8 @@ RENAMING: Final = ".renaming"
 name.
 """
 _LEAST_FRAMES: Final = 2
-"""Minimum number of frames that must contradict a name that may be right. Fewer frames are enough
-if a queue has the same offset as one of them.
+"""If a file's name fits the other names, at least this number of frames must contradict it. One
+frame is enough if a queue has the frame's physical offset.
 """
 _CHUNK: Final = 1 << 20
 MOST_GAP: Final = 1 << 12

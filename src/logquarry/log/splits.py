@@ -144,8 +144,9 @@ def plan_splits(
 ) -> list[LogSplit]:
     """Plan splits that cover the log between two physical offsets, without gaps or overlaps.
 
-    A split has at most ``split_size`` bytes. If the log is large enough, there are at least
-    ``min_splits`` splits.
+    A split has at most ``split_size`` bytes. Exceptions: a gap between two files, and the frames
+    from :attr:`LogExtent.tail` on, are one split each. If the log is large enough, there are at
+    least ``min_splits`` splits.
     """
     if split_size <= 0 or min_splits <= 0:
         raise UsageError("the split size and the minimum number of splits must be above 0")
@@ -192,8 +193,8 @@ STRETCH_BYTES: Final = 8 << 20
 _THREADS: Final = 2
 _MOST_AHEAD: Final = 4
 _FRAMES_AT_ONCE: Final = 1 << 15
-"""Maximum number of frames that one call decodes. Frames of 256 bytes fill a stretch with this
-number.
+"""Maximum number of frames that one call decodes. A stretch has this number of frames if each has
+256 bytes.
 """
 
 Each = Callable[[Window, Followed], None]

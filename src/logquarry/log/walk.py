@@ -83,7 +83,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A range of the log: its physical offset, and its bytes."""
+    """A range of the log: the physical offset of its first byte, and its number of bytes."""
 
     offset: int
     length: int

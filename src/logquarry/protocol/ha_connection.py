@@ -9,9 +9,10 @@ In its first report, the slave requests the log from a physical offset. If this 
 slave has no bytes, and the master chooses where to start. Each later report acknowledges the bytes
 before its offset. A transfer can end in the middle of a frame.
 
-The caller passes received bytes and the time, and gets events and the bytes to send. If the network
-divides the bytes of a transfer differently, its data comes in more or fewer events, and nothing
-else changes. A connection keeps at most a part of a header in memory. If a peer sends invalid
+The caller passes received bytes and the time, and gets events and the bytes to send. The network
+can divide the bytes of a transfer at any place. Only the number of events depends on this.
+
+A connection keeps at most a part of a header in memory. If a peer sends invalid
 bytes, :class:`~logquarry.errors.ProtocolViolation` is raised. A slave's report ends the wait of a
 put only if the master has sent the bytes of the put's message over this connection. A slave accepts
 only bytes that directly follow its own last byte.
@@ -28,8 +29,8 @@ from logquarry.protocol import ha_messages as ha
 class MasterConnection:
     """A master's side of one connection (``HAConnection``). Not thread-safe.
 
-    Times are in milliseconds of a monotonic clock. ``acknowledged`` is the physical offset before
-    which the slave has reported to have all bytes. It is None before the slave's first report.
+    Times are in milliseconds of a monotonic clock. The slave has reported that it has all bytes
+    before the physical offset ``acknowledged``, which is None before the first report.
     """
 
     def __init__(

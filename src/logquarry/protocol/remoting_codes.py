@@ -243,8 +243,8 @@ class Refused(Exception):
 
 
 _LARGEST_BODY: Final = 2 << 20
-"""Maximum number of bytes of a JSON body. Parsing a larger one (16 MiB) can take seconds, in which
-the event loop would serve no other request.
+"""Maximum number of bytes of a JSON body. While the event loop parses a body, it serves no other
+request, and parsing a body of 16 MiB can take seconds.
 """
 
 

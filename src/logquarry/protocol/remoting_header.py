@@ -88,7 +88,8 @@ class RemotingCommand(NamedTuple):
 
     Attributes:
         code: a RequestCode, a ResponseCode or any other number.
-        opaque: number of the request, by which the sender finds its answer.
+        opaque: number of the request. The answer has the same number, so the sender finds the
+            request that it belongs to.
         version: the sender's version, as a number of RocketMQ's ``MQVersion``.
         remark: error text of an answer.
         is_binary: whether the header has RocketMQ's binary form, and not JSON.
@@ -178,8 +179,8 @@ def _json_head(
     fields: Mapping[str, str],
     body_size: int,
 ) -> bytes | None:
-    """Only if compiled: encode a head without a remark. Return None if it is long or
-    needs escapes.
+    """Only if compiled: encode a frame without its body, for a command without a remark. Return
+    None if the header is long or needs escapes.
     """
     head.size, head.is_plain = _PREFIX_SIZE, True
     out = cython.address(head)
@@ -294,7 +295,7 @@ def scan_json(header: bytes) -> Any:
 
 
 def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
-    """Only if compiled: parse an object. Return None if only json can parse it."""
+    """Only if compiled: parse an object. Return None if only the module json can parse it."""
     found: dict[str, Any] = {}
     if scan.at == scan.end or scan.at[0] != b"{":
         return None
@@ -353,8 +354,8 @@ def _scan_text(scan: Any) -> str | None:
 
 
 def _scan_number(scan: Any) -> int | None:
-    """Only if compiled: parse an integer, but at most its first 18 digits. Return None if there is
-    no integer.
+    """Only if compiled: parse an integer, but at most its first 18 digits. Return None if the
+    current position has no integer.
     """
     start = scan.at
     is_negative = scan.at[0] == b"-"
@@ -430,7 +431,7 @@ BOOL: Final = 1
 class HeaderField(NamedTuple):
     """A header field of a request.
 
-    ``kind`` is TEXT, BOOL, or for a number its number of bits without the sign bit (31 or 63).
+    ``kind`` is TEXT or BOOL; for a signed integer of 32 or 64 bits, it is 31 or 63.
     ``key`` is the field's name in the header. ``default`` is the value of a missing field, or
     REQUIRED if the field must not be missing.
     """

@@ -1,8 +1,8 @@
 """Compares the queues of two stores: consume queues, batch queues and queues in RocksDB.
 
 A queue can be in files in one store, and in RocksDB in the other, because the settings of the two
-brokers differ. Then only physical offset, size and tags code of the entries are compared, which
-both forms have. If both queues have the same form, all stored fields are compared.
+brokers differ. Then only the fields that both forms have are compared: physical offset, size and
+tags code. If both queues have the same form, all stored fields are compared.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LogBounds:
 
 @dataclass(frozen=True, slots=True)
 class UnitPair:
-    """The first different entries as (physical offset, size, tags code); None if it is missing."""
+    """The first different entries as (physical offset, size, tags code); None if one is missing."""
 
     queue_offset: int
     a: tuple[int, int, int] | None
@@ -131,7 +131,7 @@ class StoreQueues:
             self.forms.setdefault(queue.key, {})[type(queue)] = queue
 
     def could_not_read(self, error: CorruptFile) -> bool:
-        """If the damaged RocksDB is that of this store, record the damage. Return whether it is."""
+        """Record the damage if the RocksDB of this store is damaged. Return whether it is."""
         db = self._db
         if db is None or self._layout.filesystem.full_path(db.folder) != error.path:
             return False
@@ -151,8 +151,8 @@ class StoreQueues:
 
 
 def compare_queues(a: StoreQueues, b: StoreQueues, common: Common) -> Iterator[QueueDiff]:
-    """Compare all queues of two stores, by name. Leave out queues that cannot be read. If
-    a store has such queues, also leave out the queues that only the other store has.
+    """Compare all queues of two stores, by name. Leave out queues that cannot be read. If a store
+    has unreadable queues, also leave out the queues that only the other store has.
     """
     for key in sorted(a.forms.keys() | b.forms.keys()):
         left, right = a.forms.get(key, {}), b.forms.get(key, {})

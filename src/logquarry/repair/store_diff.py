@@ -92,7 +92,8 @@ class StoreDiff:
 
     Attributes:
         start: physical offset of the common part's start.
-        end: physical offset of its end, not after ``start`` if there is no common part.
+        end: physical offset of the common part's end. If there is no common part, ``end`` is not
+            after ``start``.
         config: name of a file in config/ -> ``equal``, ``different``, ``only_a`` or ``only_b``.
             Consumers change these files, so they do not affect the verdict.
         notes: further facts about the comparison that are no divergence, as text.
@@ -319,8 +320,8 @@ class _Store:
         self.reach = self.log.max_offset if self.is_live else self._reach()
 
     def _reach(self) -> int:
-        """Return the physical offset after the last frame. Frames after the log's end are from an
-        earlier truncation, or follow damage in the last file.
+        """Return the end of the data if frames follow the log's end; else the log's end. Such
+        frames were left by an earlier truncation, or follow damage in the last file.
         """
         end = self.log.max_offset
         reader = LogReader(self.layout)
@@ -345,9 +346,9 @@ def diff(
     """Compare two stores: the common part of their logs byte by byte, then their queues.
 
     It is no divergence if one log begins later or ends earlier than the other. Nothing is changed.
-    Other processes may write to the stores during the comparison; it stops at the end that a log
-    had at the start of the call. ``to_json()`` of the result is the document that ``logquarry diff
-    --json`` prints (docs/json.md).
+    Other processes may write to the stores during the call. The comparison stops at the ends that
+    the logs had at the start of the call. ``to_json()`` of the result is the document that
+    ``logquarry diff --json`` prints (docs/json.md).
 
     Args:
         a: folder or URL of a store.

@@ -68,12 +68,16 @@ _COMES_AND_GOES: Final = frozenset(
         "index_header",
     }
 )
-"""Only notes while a writer has the store open, which writes queues after the log."""
+"""Kinds of findings that are only notes while a writer has the store open: the writer writes the
+queues after the log.
+"""
 
 _CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead", "checkpoint_ahead"})
-"""Only notes after a recovery by RocketMQ, which cuts queues and index only in memory."""
+"""Kinds of findings that are only notes after a recovery by RocketMQ, because RocketMQ cuts queues
+and index only in memory.
+"""
 _OF_LOST: Final = frozenset({"queue_in_damage", "queue_ahead", "index_ahead", MISSING_FILE})
-"""Kinds of findings that show messages in queues or index which the log may have lost."""
+"""Kinds of findings that show that the log may have lost messages of the queues or the index."""
 _OF_REPLACED: Final = frozenset({"queue_entry_dangling", "queue_entry_wrong"})
 """Kinds of findings that a log file of another store causes."""
 _FRAME_FAULTS: Final = {
@@ -122,7 +126,7 @@ def verify_store(
     stretch_bytes: int = STRETCH_BYTES,
     sound: SoundParts | None = None,
 ) -> VerifyReport:
-    """See :func:`verify`. ``sound`` has what Spark tasks have found right."""
+    """See :func:`verify`. ``sound`` has the parts in which Spark tasks have found no fault."""
     layout = layout.by_content()
     require_own_settings(layout)
     return _Verification(layout, progress, stretch_bytes, sound).run()
@@ -395,7 +399,7 @@ class _Verification:
             )
 
     def _stale_bytes(self, end: int, length: int, *, is_closed: bool) -> bool:
-        """Report bytes of a broker's reused buffer, if any; return whether there are."""
+        """Report bytes of a broker's reused buffer. Return whether there are any."""
         if not are_stale_bytes(self.layout, end, is_closed=is_closed):
             return False
         reason = "bytes of earlier messages, as a broker with writeWithoutMmap leaves them"
@@ -427,7 +431,7 @@ class _Verification:
 
 
 def _audit_around(layout: StoreLayout, place: int) -> LogAudit:
-    """Audit the log from the file with the byte before ``place`` to its end."""
+    """Audit the log from the file that contains the byte before ``place``, up to the log's end."""
     file = layout.commit_log.at(place - 1)
     bounds = find_bounds(layout, all_queues(layout))
     log = LogAudit(layout, bounds, start=None if file is None else file.base, stop=layout.cut_end)

@@ -49,13 +49,13 @@ from logquarry.repair.recover.store_folders import WrongEntry, check_entries
 _PIECE: Final = 16 << 20
 _LEFTOVERS: Final = (f"{SIDECAR}/rebuild",)
 _MOST_ENTRIES: Final = 9
-"""Number of entries of each queue file whose frames the check of the names reads."""
+"""Maximum number of entries in a queue file whose frames are read to check the file's name."""
 _REMEDY: Final = "move it out of the store, or correct the link"
 _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
 
 def check_names(layout: StoreLayout, report: VerifyReport) -> None:
-    """Report the first path of a store file that has a folder, a pipe or a broken link."""
+    """Report the first store file that is a folder, a pipe, a broken link or a second link."""
     if not isinstance(layout.filesystem, LocalFileSystem):
         return
     root = Path(layout.root)

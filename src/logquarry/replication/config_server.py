@@ -63,11 +63,11 @@ _BY_CODE: Final = {request.code.value: request for request in REQUESTS}
 
 _SETTLED_NS: Final = 2_000_000_000
 """The server keeps a file's content in memory only if the file's last change is at least this many
-nanoseconds old. After a more recent change, the file could change again within the same
+nanoseconds old. If the last change is more recent, the file could change again and keep its
 modification time.
 """
 _LARGEST_DOCUMENT: Final = remoting.LARGEST_FRAME - (1 << 12)
-"""Maximum number of bytes of a table as JSON. It is less than a frame, which also has a header."""
+"""Maximum number of bytes of a table as JSON. A frame must have room for the table and a header."""
 
 _Signature = tuple[int, int, int]
 """Inode, modification time and size of a file. If the file is written, at least one of them

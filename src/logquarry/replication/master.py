@@ -29,7 +29,7 @@ _TURN: Final = 8 << 20
 _REPORTS: Final = 16 << 10
 """Maximum number of bytes to read from one slave before the thread continues with the next slave.
 
-A complete TLS record must fit. If a part of it stayed unread, the selector would not report this.
+A complete TLS record must fit: the selector does not report the unread part of a record.
 """
 
 
@@ -40,7 +40,7 @@ class MasterOptions(ServerOptions):
     Attributes:
         limits: transfer size and rate for each slave.
         full_history: whether a slave with an empty log gets all files of the log. If False, it gets
-            only the last file and what follows, as from RocketMQ's master.
+            only the last file and all later bytes, as from RocketMQ's master.
     """
 
     limits: ha.TransferLimits = field(default_factory=ha.TransferLimits)
@@ -49,7 +49,7 @@ class MasterOptions(ServerOptions):
 
 
 class SlaveView(NamedTuple):
-    """What the master knows about one slave. An offset is None before the slave's first report.
+    """The state of one slave. The offsets are None before the slave's first report.
 
     Attributes:
         next_offset: physical offset of the next byte to send.

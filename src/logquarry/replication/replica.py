@@ -271,7 +271,7 @@ class Replica:
         will send.
 
         Raises:
-            LogsDiverged: if this log is longer than the master's, which has no more bytes to send.
+            LogsDiverged: if this log is longer than the master's log.
         """
         if offset < self.feed.wrote_offset and self._has_beaten:
             # QUIRK: if no bytes were sent for some seconds, RocketMQ sends one heartbeat even if
@@ -292,7 +292,7 @@ class Replica:
         If the call raises nothing, the slave can connect again.
 
         Raises:
-            LogsDiverged: if the master's log ends at ``offset``.
+            LogsDiverged: if the master's log ends at ``offset``, and this log is not empty.
             ReplicationError: if the master's log begins at ``offset``, and no longer has the bytes
                 that the slave needs, or those that it compares.
         """
@@ -328,8 +328,8 @@ class Replica:
 
     @property
     def has_all(self) -> bool:
-        """Whether the slave has all of the master's log: the last message was a heartbeat with the
-        offset of this log's end, and all frames are checked.
+        """Whether the slave has the master's whole log. This is so if the master's last message was
+        a heartbeat with the offset of the slave's log end, and all frames are checked.
         """
         return self._has_come and self.checked == self.feed.wrote_offset
 

@@ -1,4 +1,4 @@
-"""The base class of both replication servers: accepts connections, starts and ends.
+"""The base class of both replication servers: accepts connections, and runs the server's thread.
 
 One thread serves all connections with a selector. If ``max_connections`` connections are open, a
 new connection replaces one over which no request has arrived yet.
@@ -86,7 +86,7 @@ class ServerOptions:
         self.networks()
 
     def networks(self) -> Networks | None:
-        """Return the networks in ``allow``, None if it is None, which allows all peers."""
+        """Return the networks in ``allow``; None if ``allow`` is None, so that all may connect."""
         if self.allow is None:
             return None
         try:
@@ -96,7 +96,7 @@ class ServerOptions:
 
 
 class Peer:
-    """One connection. ``mask`` has the events of the socket that the selector reports."""
+    """One connection. ``mask`` has the socket's events for which the selector waits."""
 
     __slots__ = ("mask", "wire")
 
@@ -116,7 +116,7 @@ class Server(Worker, Generic[P]):
     starts the thread.
 
     Args:
-        listen: returns the listening sockets. The server's address is that of the first.
+        listen: returns the listening sockets. The server's address is the first socket's address.
         surroundings: provides clock and sockets. A test passes its own, to simulate them.
         read_size: maximum number of bytes to read at once.
 
@@ -243,7 +243,7 @@ class Server(Worker, Generic[P]):
 
     @abstractmethod
     def _silence_of(self, peer: P) -> str | None:
-        """Return why a new connection may replace this peer, as text; None if it may not."""
+        """Return the reason why a new connection may replace this peer; None if it may not."""
 
     def _came(self, peer: P) -> None:
         """Called before the server adds a new peer."""

@@ -1,7 +1,8 @@
 """The slave of replication: copies a master's log into its own store, and acknowledges the bytes.
 
-One thread receives, appends and checks bytes. It also syncs them if they are few. If they are many,
-a second thread syncs, so that the receiving thread does not wait for the disk. If the connection
+One thread receives, appends and checks bytes. If few bytes arrive at once, this thread also syncs
+them. If many bytes arrive at once, a second thread syncs them, so that the receiving thread does
+not wait for the disk. If the connection
 ends, the slave connects again after a pause, which doubles while no bytes arrive. If the logs have
 diverged or the disk fails, the slave ends, and its attribute ``error`` has the reason.
 """

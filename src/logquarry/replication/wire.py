@@ -1,7 +1,7 @@
 """Non-blocking sockets, with or without TLS, and the loop that waits for their events.
 
-Master and slave run as generators. Where they must wait, they yield a selector. :func:`drive` then
-waits with it. A test advances a simulated clock instead.
+Master and slave run as generators. When they must wait, they yield a selector, and :func:`drive`
+waits for its events. A test advances a simulated clock instead.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ selector's result.
 
 
 def drive(waits: Waits) -> None:
-    """Run a generator to its end. Each time it yields a selector, wait with it, and pass on the
-    result.
+    """Run a generator to its end. Each time the generator yields a selector, wait for the
+    selector's events, and send them to the generator.
     """
     with contextlib.suppress(StopIteration):
         selector, seconds = next(waits)
@@ -52,8 +52,8 @@ class Wake:
     """Wakes a thread that waits in a selector. Thread-safe.
 
     The thread calls :meth:`arm` before it checks for work, and is armed until it is woken. A put
-    wakes the thread only if it is armed (:meth:`is_unset`), which saves a system call while the
-    thread has work anyway.
+    wakes the thread only if the thread is armed (:meth:`is_unset`). While the thread works, this
+    saves a system call for each put.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ def require_address(host: object, port: object, options: object, kind: type) -> 
 
 
 class Worker(ABC):
-    """An object with threads of its own. :meth:`start` or a ``with`` block starts the threads."""
+    """Base of an object that runs threads. :meth:`start` or a ``with`` block starts the threads."""
 
     _threads: Sequence[threading.Thread]
 
@@ -280,8 +280,8 @@ class Wire:
             self._out.popleft()
 
     def abandon(self) -> None:
-        """Close the descriptor in a forked child. Does not take the lock, which may be locked
-        forever in the child.
+        """Close the descriptor in a forked child. The method does not take the lock, because in the
+        child it may be locked forever.
         """
         with contextlib.suppress(OSError):
             self._socket.close()

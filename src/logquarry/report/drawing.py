@@ -40,7 +40,7 @@ class Figure:
 
 
 def largest(counted: Counter[Any], what: str, text: Callable[[int], str]) -> list[dict[str, Any]]:
-    """Return one row for each of the largest counts, and one row for the sum of all others."""
+    """Return a row for each of the largest counts, and a row for the sum of all other counts."""
     top = counted.most_common(MOST_BARS if len(counted) > MOST_BARS + 1 else MOST_BARS + 1)
     rows: list[dict[str, Any]] = [{"name": printable(name), "value": value} for name, value in top]
     others = sum(counted.values()) - sum(value for _, value in top)

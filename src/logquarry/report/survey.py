@@ -37,7 +37,8 @@ _BIN_SIZES_MS: Final = tuple(
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9, 100.0)
 
 _EXACT_MS: Final = 1 << 10
-"""A latency below this number of milliseconds is counted exactly, a larger one to about 1%."""
+"""Latencies below this number of milliseconds are exact; larger latencies are rounded to about 1%.
+"""
 _STEPS: Final = 64
 _LATENCY_BINS: Final = _EXACT_MS + 40 * _STEPS
 _MOST_TAGS: Final = 10_000
@@ -120,7 +121,7 @@ def survey(
 ) -> Survey:
     """Scan a store's log, and count its messages. Damaged parts are skipped.
 
-    ``span`` has the store times of the first and the last message, between which the time bins lie.
+    ``span`` has the store times of the first and the last message. The time bins are between them.
     """
     first, last = span[0] or 0, max(span[0] or 0, span[1] or 0)
     width = bin_size(last - first)

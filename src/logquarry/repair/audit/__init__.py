@@ -25,7 +25,7 @@ entry of no message of the log   queue_ahead, queue_misplaced,     cut, or rebui
 entry of a lost message          queue_in_damage, queue_filler     stays
 queue offset falls back          new_epoch                         only later entries count
 queue offset is harmed           harmed_queue_offset               the message keeps its place
-queue id is harmed               harmed_queue_id                   as an entry of no message
+queue id is harmed               harmed_queue_id                   the message keeps its place
 index header, order, first and   index_header, index_entry,        set_aside, build_index
 last message, shape              index_ahead, index_shape
 index chain                      index_chain                       set_aside if it leads forward
@@ -36,10 +36,10 @@ keys after the index's end       index_behind, index_missing       build_index
 A queue offset is harmed if damage changed its bytes in the frame. Verify reports every harmed queue
 offset (:mod:`.queues`). Recover and rebuild take the right offset from the neighbouring messages or
 from the queue (:mod:`.right_offsets`). The queues show the right queue of a frame with a harmed
-queue id (:mod:`.harmed_ids`). If a queue differs from the log, recover writes the queue's entries
-from the first difference on again (:mod:`.first_difference`). Verify and recover can give different
-verdicts on the queues: they did so for 12 of 363 test stores.
+queue id (:mod:`.harmed_ids`). If a queue differs from the log, recover writes the entries of the
+queue again, beginning with the first different entry (:mod:`.first_difference`). Verify and recover
+can give different verdicts on the queues: they did so for 12 of 363 test stores.
 
-The recovery mode ``rocketmq`` repeats what RocketMQ does, and so does not use this package
+The recovery mode ``rocketmq`` does not use this package. It repeats the steps of RocketMQ
 (``java_*.py`` in :mod:`logquarry.repair.recover`).
 """

@@ -26,8 +26,8 @@ LostSpans = Sequence[DamagedSpan | ExpiredSpan]
 
 # The limits MOST_GAP and MOST_OFFSET are in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
-"""A gap in the queue offsets may be larger than the number of messages that fit into the lost
-bytes, by at most this number.
+"""Tolerance for a gap in the queue offsets: the gap may exceed the number of messages that fit into
+the lost bytes by this number.
 """
 SMALL_GAP: Final = 1 << 12
 """Largest gap that is accepted without lost bytes. An earlier salvage can leave such gaps."""
@@ -61,7 +61,7 @@ class Difference:
 @dataclass(slots=True)
 class EntryGroup:
     """Entries of a queue or an index file that differ from the log in the same way. ``number`` (in
-    a queue, the queue offset) and ``reason`` are those of the first.
+    a queue, the queue offset) and ``reason`` are those of the first entry.
     """
 
     kind: str
@@ -84,8 +84,9 @@ def and_more(count: int) -> str:
 class FirstDifference:
     """The first place where a queue differs from the log.
 
-    ``offset`` is the queue offset of the first wrong entry; in a batch queue, its number.
-    ``resume_at`` is the physical offset of the message there, or else of the queue's next message.
+    ``offset`` is the queue offset of the first wrong entry. In a batch queue, it is the number of
+    this entry. ``resume_at`` is the physical offset of the message to which the entry should point.
+    If the log has no such message, it is the physical offset of the queue's next message.
     """
 
     offset: int
@@ -103,11 +104,12 @@ class AuditedQueue:
         had_until: queue offset at which the queue ends on the disk.
         ends_empty: whether the last of several files has no entry.
         end: queue offset after the last message; None if the log has no message of the queue.
-        kept_until: a recovery cuts off the entries from this queue offset on: their messages are
-            neither in the log, nor lost by damage, nor expired. Only valid without ``difference``.
+        kept_until: queue offset from which on a recovery cuts off the entries, because their
+            messages are neither in the log, nor lost by damage, nor expired. Valid only if
+            ``difference`` is None.
         moved: physical offset -> right queue offset, for each frame with a harmed queue offset.
-        bridges: number -> bytes of the entries that must take the place of unwritten entries. Only
-            for a queue of which the log has no message.
+        bridges: number of an unwritten entry -> bytes of the entries that a recovery must write
+            from there on. Empty if the log has a message of the queue.
     """
 
     key: QueueKey
@@ -177,7 +179,7 @@ def file_differences(
     files: Sequence[StoreFile], size: int, *, lacks_first: bool = False
 ) -> Iterator[FileDifference]:
     """Yield the files that have a wrong size or place. If ``lacks_first``, the first item of
-    ``files`` stands for lost files, with size 0 (``StoreLayout.lost_head``).
+    ``files`` has size 0 and is in the place of lost files (``StoreLayout.lost_head``).
     """
     lost = files[0] if lacks_first else None
     before: StoreFile | None = None
@@ -218,12 +220,12 @@ def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
 # ----------------------------------------------------------------------------------------- entries
 @dataclass(frozen=True, slots=True)
 class TagsRule:
-    """The tags codes that an entry may have besides the tags code of its message. One below
-    ``INT_MIN`` is an address in ConsumeQueueExt, and always accepted.
+    """The tags codes that an entry may have besides the tags code of its message. A tags code below
+    ``INT_MIN`` is always accepted, because it is an address in ConsumeQueueExt.
 
     Attributes:
-        any_time: whether to accept every positive number, as the delivery time of an entry of the
-            schedule topic, which cannot be checked without the delay levels.
+        any_time: whether to accept every positive number. In the schedule topic, the tags code is a
+            delivery time, which cannot be checked if the delay levels are unknown.
         slack_ms: maximum distance of a delivery time from the expected one.
     """
 
@@ -292,7 +294,7 @@ def names_damage(entry: QueueEntry, damage: Container[int]) -> bool:
 
 def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
     """Whether an entry without a message may stay in a queue. It may stay if it is a filler or the
-    entry of a lost message. Without it, the later entries would move to other queue offsets.
+    entry of a lost message. If it were removed, the later entries would get other queue offsets.
     """
     return entry.is_filler or names_damage(entry, damage)
 

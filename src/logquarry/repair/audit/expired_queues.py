@@ -1,7 +1,8 @@
 """Finds entries that were never written in a queue whose messages have all expired.
 
-The log cannot show such entries again. But a broker would end the queue at the first of them, and
-give later messages queue offsets that consumers have passed.
+The log no longer has the messages of these entries, so the entries cannot be made from the log. But
+a broker would end the queue at the first unwritten entry. New messages would then get queue offsets
+that consumers have already passed.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
     """Return bridges for the unwritten entries before a written one, and the end of the queue with
     these bridges, counted in entries.
 
-    A bridge replaces several unwritten entries that follow each other in one file: number of the
-    first entry -> their new bytes. A bridge has no message. In a consume queue, its entries are
-    fillers, which RocketMQ accepts. In a batch queue, they only cover the queue offsets between
-    their neighbours, like the entries with which
+    A bridge replaces consecutive unwritten entries of one file: number of the first entry -> new
+    bytes of all these entries. The entries of a bridge belong to no message. In a consume queue,
+    they are fillers, which RocketMQ accepts. In a batch queue, they only cover the queue offsets
+    between their neighbours, like the entries with which
     :func:`logquarry.write.queue_writer.without_gaps` fills a gap.
 
-    ``log_start`` is the start of the log. After the first unwritten entry of the last file, the
-    queue continues only up to the first entry that points to ``log_start`` or later, or before the
-    message of an earlier entry.
+    ``log_start`` is the start of the log. Not every written entry after the first unwritten entry
+    of the last file belongs to the queue. The queue ends at the first entry there that points to
+    ``log_start`` or later, or that points to a lower physical offset than an earlier entry.
     """
     made: dict[int, bytes] = {}
     stop = queue.entry_end
@@ -62,15 +63,15 @@ def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
 
 
 def stand_in(queue: ConsumeQueue, log_start: int, file_size: int) -> tuple[dict[int, bytes], int]:
-    """Return entries that replace a queue with unusable files, like :func:`bridges`, and its end.
+    """Return the entries of a new queue that replaces a queue with unusable files, and its end.
 
-    They keep the end of the queue, and begin at the start of the file that has its last entry. Each
-    points to the byte before the log, like the entry of an expired message. The result is empty if
-    a message of the queue has not expired.
+    The entries have the form of :func:`bridges`. They begin at the start of a file, and reach the
+    end of the old queue. Each entry points to the byte before the log, like the entry of an expired
+    message. The result is empty if a message of the queue has not expired.
 
-    QUIRK: fillers would not do. RocketMQ adds the size in the queue's last entry to its physical
-    offset, and takes the sum for the place up to which the log has been dispatched. For a filler,
-    this is 2 GiB. So RocketMQ would dispatch no messages before this place, in any queue.
+    QUIRK: these entries must not be fillers. RocketMQ adds the size in a queue's last entry to the
+    physical offset in this entry. It assumes that all messages before the sum are dispatched. For a
+    filler, the sum is 2 GiB. So RocketMQ would dispatch no message before 2 GiB, in any queue.
     """
     end, room = queue.entry_end, file_size // UNIT_SIZE
     # A message takes more than one byte. So a later end is that of a file with a harmed name.
@@ -148,7 +149,8 @@ def _committed(layout: StoreLayout, key: QueueKey) -> int:
 def holes(queue: FileQueue, folder: str, log_start: int) -> Iterator[Difference]:
     """Yield a difference for the unwritten entries of a queue in ``folder``, if it has any.
 
-    In a batch queue, the search for spare entries finds those before the queue's end.
+    In a batch queue, only unwritten entries after the queue's end count. The search for spare
+    entries finds those before the end.
     """
     made, _ = bridges(queue, log_start)
     begin, size = queue.entry_end if queue.is_batch else 0, queue.sequence.file_size
@@ -161,7 +163,7 @@ def holes(queue: FileQueue, folder: str, log_start: int) -> Iterator[Difference]
 
 
 def _parts(queue: FileQueue, log_start: int) -> Iterator[tuple[Int64, Records]]:
-    """Yield numbers and entries of each part of a queue in which no entry lacks a file."""
+    """Yield the numbers and the entries of each part of a queue between missing files."""
     dtype, size = (BATCH_DTYPE if queue.is_batch else UNIT_DTYPE), queue.entry_size
     numbers, parts = [np.empty(0, np.int64)], [np.empty(0, dtype)]
     for file, data in queue.file_bytes():

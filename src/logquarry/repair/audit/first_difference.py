@@ -142,8 +142,8 @@ class QueueAudit(RightOffsets):
             self._found = _unknown(at, resume_at)
 
     def _known_from(self, start: int, stop: int, log_start: int) -> int:
-        """Return the queue offset of the first entry in a range that a recovery must remove, else
-        ``stop``. The messages of entries that point before ``log_start`` have expired.
+        """Return the queue offset of the first entry in a range that a recovery must remove; else
+        ``stop``. Entries that point before ``log_start`` stay, because their messages have expired.
         """
         if self._disk is None:
             return stop
@@ -304,9 +304,9 @@ class BatchQueueAudit:
         )
 
     def _first_position(self, place: int) -> int:
-        """Return the number of the first entry that is unwritten, or points to ``place`` or
-        further. It is the entry of the queue's first message in the log; earlier entries have
-        expired.
+        """Return the number of the first entry that is unwritten, or that points to ``place`` or
+        later. This entry should belong to the queue's first message in the log. The messages of
+        earlier entries have expired.
         """
         at = 0 if self._disk is None or not self._disk.files else self._disk.files[0].base
         at //= ENTRY_SIZE
@@ -391,7 +391,7 @@ def same_batches(there: BatchEntries, wanted: BatchEntries) -> Bools:
 class QueueAudits:
     """Compares all queues of a store with its log. In ``queues``, a queue with unusable files is
     None. ``damage`` has the damaged bytes of the log so far. ``ids`` moves frames with a harmed
-    queue id to their right queues; None to believe every queue id.
+    queue id to their right queues. If it is None, every queue id counts as right.
     """
 
     def __init__(

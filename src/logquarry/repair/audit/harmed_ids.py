@@ -1,14 +1,14 @@
-"""Finds the right queue of each frame of which damage changed the queue id.
+"""Finds the right queue of each frame whose queue id damage has changed.
 
-No CRC covers the queue id in a frame. A queue id is called harmed if all of this is true:
+No CRC covers the queue id in a frame. A queue id is called harmed if all these conditions are true:
 
 - Another queue of the topic has the frame's entry at the frame's queue offset: with the frame's
   physical offset, size and tags code.
 - The queue that the frame names does not have this entry.
-- In the other queue, the nearest entry before or after it points to a message of that queue. No
-  nearest entry points to a message of the queue that the frame names: such entries show that a file
-  lies in the folder of the wrong queue. They show nothing if the queue that the frame names has
-  another message at this queue offset.
+- Near this entry, the other queue has an entry of one of its own messages.
+- No nearer entry points to a message of the queue that the frame names. Such an entry would show
+  that a file lies in the folder of the wrong queue. It does not count if the queue that the frame
+  names has its own message at the queue offset of the entry.
 
 The frame then counts as a frame of the other queue.
 """
@@ -43,7 +43,9 @@ a topic with many queues, need more.
 """
 _SEARCH: Final = 64
 _READ: Final = 256
-"""Work of a search in one queue, and of the comparison with its neighbours."""
+"""Work of a search in one queue (``_SEARCH``), and of a check of an entry's neighbours (``_READ``),
+counted in entries.
+"""
 
 
 class HarmedIds:

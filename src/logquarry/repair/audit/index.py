@@ -46,7 +46,7 @@ Slots = Int32
 
 class IndexAudit:
     """Compares the index of a store with its log. ``known_chains`` has the paths of the files whose
-    chains a Spark task has found right.
+    chains a Spark task has already checked and found correct.
     """
 
     def __init__(self, layout: StoreLayout, known_chains: frozenset[str] = frozenset()) -> None:
@@ -407,7 +407,10 @@ def sequence_fault(
 
 
 def times_fault(log: CommitLog, header: IndexHeader) -> str | None:
-    """Return as text which message of the log has another store time than the header; or None."""
+    """Return None if the store times in a header are those of the two messages in the log.
+
+    Otherwise, return as text which of them differs.
+    """
     for which, offset, time in (
         ("first", header.begin_offset, header.begin_timestamp),
         ("last", header.end_offset, header.end_timestamp),

@@ -40,8 +40,8 @@ class EntryAudit:
     """Compares the entries of one index file with their messages.
 
     Attributes:
-        keys: number of distinct keys with an entry, of the messages between two physical offsets
-            that are not COMMIT messages.
+        keys: number of distinct keys that have an entry. Only keys of messages between two physical
+            offsets count, and no keys of COMMIT messages.
         is_ordered: whether the entries are in the order of the log, as RocketMQ writes them.
     """
 
@@ -105,7 +105,9 @@ class EntryAudit:
                 wrong.count += int(entries.sum())
 
     def _has_keys(self, run: Run, places: Int64, numbers: Int64, hashes: Int64) -> Bools:
-        """Return a mask: whether each hash is that of a key of its frame, row ``numbers``."""
+        """Return a mask: whether each hash belongs to a key of its frame. ``numbers`` has the row
+        of each hash's frame.
+        """
         # An entry for the tag of a message is optional: older brokers made none.
         if self._layout.config.index_tags:
             raw, owners = index_keys(run.window, run.rows, raw=True, tags=True)
@@ -223,7 +225,7 @@ class IndexEntries:
 
     @cached_property
     def odd_headers(self) -> frozenset[str]:
-        """Paths of the files whose header names other messages than its entries."""
+        """Paths of the files whose header has other offsets than the first and last entry."""
         return frozenset(
             part.path
             for number, part in enumerate(self._parts)

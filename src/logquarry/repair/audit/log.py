@@ -3,16 +3,17 @@
 A break is a place at which no valid frame begins. It ends the log (torn tail or stale frames) if
 one of these rules applies:
 
-1. The break is at or after the durable offset.
-2. The store was shut down cleanly, and the break is after the last message in a queue.
-3. The frame after the break is older than the frame before the break. Or the store was shut down
-   cleanly, and the frame after the break is newer than the checkpoint (not for RocketMQ 5.5).
+1. The break is at or after :attr:`KnownBounds.least`: the durable offset or, if the store was shut
+   down cleanly, the end of the last message in a queue. The higher of the two counts.
+2. The frame after the break is older than the frame before the break, and not before the durable
+   offset.
+3. The store was shut down cleanly without a durable offset. The frame after the break is after the
+   last message in a queue, or newer than the checkpoint (not for RocketMQ 5.5).
 4. No frame follows.
 
-Any other break is damage, and the log continues. If rule 3 or 4 applies to a break before
-:attr:`KnownBounds.least`, the bytes up to this offset are damage, and the log ends there. Verify
-does not use these rules to find the log's end (:func:`logquarry.read.log_end.log_bound`). It uses
-them only for the frames after the log's end.
+Any other break is damage, and the log continues. If rules 2 to 4 end the log at a break before
+``least``, the bytes up to ``least`` are damage, and the log ends there. Verify finds the log's end
+with :func:`logquarry.read.log_end.log_bound`. It uses these rules only for the frames after it.
 
 :func:`are_stale_bytes` recognizes bytes of earlier messages after the log's end.
 """
@@ -56,7 +57,7 @@ _BACK: Final = 16 << 20
 """Number of bytes before the log's end that are searched for the source of stale bytes."""
 _MOST_FRAMES: Final = 1 << 14
 _MOST_BATCH: Final = 128
-"""Maximum number of messages that the last append is assumed to have. A batch is one append."""
+"""Maximum number of messages in the last append, as assumed here. One append can be a batch."""
 _CERTAIN: Final = 32
 """Number of bytes that must match earlier messages if the store was shut down cleanly."""
 
@@ -66,7 +67,7 @@ class KnownBounds:
     """The evidence for a log's end: from the queues, the checkpoint and the durable offset.
 
     ``queued`` is the physical offset after the last message in a queue. ``dispatched_timestamp`` is
-    that message's store time by the checkpoint; None if the store may be from RocketMQ 5.5.
+    the store time of that message in the checkpoint; None if the store may be of RocketMQ 5.5.
     """
 
     durable: int | None = None
@@ -89,7 +90,9 @@ class KnownBounds:
 def find_bounds(
     layout: StoreLayout, queues: Iterable[Queue], *, ignores_cut: bool = False
 ) -> KnownBounds:
-    """Return the known bounds; ``ignores_cut`` also uses entries of messages a recovery cut off."""
+    """Return the known bounds. With ``ignores_cut``, entries after the end that the last recovery
+    recorded count too.
+    """
     entries = last_entries(layout, queues)
     # RocketMQ 5.5 updates this time only when it syncs the queues, and not at a clean shutdown.
     may_lag = ROCKSDB_STORE in layout.folders
@@ -318,7 +321,8 @@ def never_written(layout: StoreLayout) -> set[int]:
     """Return the physical offsets of the blanks that RocketMQ 3 wrote in place of huge messages.
 
     QUIRK: For a message larger than a file, RocketMQ 3 fills two files with blanks and answers
-    PUT_OK. The queue entry points to the second file and has its size, which no real message has.
+    PUT_OK. The queue entry points to the second file. The size in the entry is that of the whole
+    file, which no message has.
     """
     size = layout.commit_log.file_size
     found: set[int] = set()
@@ -350,9 +354,9 @@ def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
 def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     """Return the physical offset of the log's last message if it is incomplete, else None.
 
-    A message is incomplete if its properties end in a zero byte, or without properties its topic. A
-    torn page or a crashed replica can leave such bytes, and no CRC covers them. If it has a queue
-    entry, zeros may belong to the properties, but never to the topic.
+    A message is incomplete if its properties end in a zero byte. Without properties, the end of the
+    topic decides. A torn page or a crashed replica can leave such bytes, and no CRC covers them. If
+    the message has a queue entry, only the topic decides: zeros may be part of the properties.
     """
     if bounds.durable is None or bounds.is_closed:
         return None
@@ -384,9 +388,9 @@ def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
     Byte k of the buffer is byte k of the latest append with more than k bytes. Stale bytes never
     form a valid frame, because their PHYSICALOFFSET is that of the earlier message.
 
-    The last frame must end at physical offset ``end``. If the store was shut down cleanly with
-    complete queues, only the first bytes must match: the source of the later bytes may have
-    expired.
+    The last frame must end at physical offset ``end``. If ``is_closed`` (the store was shut down
+    cleanly), only the first bytes must match earlier messages, because the messages with the later
+    bytes may have expired.
     """
     file = layout.commit_log.at(end)
     reader = LogReader(layout, check_crc=False)
@@ -444,7 +448,7 @@ class _Appends:
 
     def explained(self, tail: Bytes, number: int) -> int:
         """Return how many bytes of ``tail`` come from appends before the last append. ``tail`` is
-        the page's rest after the log, and the last append begins with frame ``number``.
+        the part of the last page after the log's end. The last append begins with frame ``number``.
         """
         data, most = self._data, len(tail)
         from_buffer = len(data) - int(self._starts[number])

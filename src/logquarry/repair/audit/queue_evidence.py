@@ -3,9 +3,10 @@ and harmed queue offsets.
 
 An entry is spare if the log has no message with the entry's queue offset.
 
-No CRC covers the queue offset in a frame. A queue offset is harmed if it does not follow the offset
-of the queue's previous message, and the queue has the message at the following offset, but not at
-the frame's own. Consumers read through the queue, so the queue needs no repair.
+No CRC covers the queue offset in a frame. The expected queue offset of a message is one more than
+that of the queue's previous message. If a frame has another queue offset, but the queue has the
+message's entry only at the expected offset, the queue offset in the frame is harmed. Consumers find
+messages through the queue, so the queue needs no repair.
 """
 
 from __future__ import annotations
@@ -167,8 +168,8 @@ points to the physical offset.
 class SpareEntries:
     """Checks entries of one queue against the frames to which they point.
 
-    If ``has_entry`` is given, a frame of this topic that names a queue without its entry has a
-    harmed queue id. No CRC covers the queue id.
+    No CRC covers the queue id in a frame. If ``has_entry`` is given, the object also finds harmed
+    queue ids: a frame names another queue of the topic, and that queue lacks the frame's entry.
     """
 
     def __init__(

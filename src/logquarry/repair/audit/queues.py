@@ -65,7 +65,7 @@ class SeenMessages:
         missing_from: physical offset of the first message after the queue's end.
         missing_since: store time of that message, in milliseconds.
         gaps: (start, stop) of missing queue offsets between the first and the last message.
-        log_start: the log's start after the queue's files were listed; None if not yet read.
+        log_start: start of the log, read after the queue's files were listed; None if not yet read.
         harmed: the frames with a wrong queue offset; None if the queue has no files.
     """
 
@@ -163,14 +163,14 @@ class QueuesAudit:
     def _own_messages(
         self, key: QueueKey, seen: SeenMessages, values: dict[str, Any], *, is_end: bool
     ) -> dict[str, Any]:
-        """Leave out the frames that belong to another queue: damage has changed their topic or
-        queue id.
+        """Leave out the frames of other queues, whose topic or queue id damage has changed.
 
-        A frame is left out if the messages before and after it have consecutive queue offsets, this
-        queue does not have its entry, and another queue has it. If no message follows, and the
-        frame's own queue offset continues the previous one, a queue of the same topic must have its
-        entry. If this queue has no entry for the last message, the method holds the message back
-        until the next call. ``is_end`` is whether the log has no further message of the queue.
+        A frame is left out if this queue lacks its entry, another queue has it, and the messages
+        before and after it have consecutive queue offsets. The third condition does not apply to
+        the queue's last message in the log (``is_end``), nor to a queue without files. Then only
+        other queues of the same topic count, unless a last message breaks the queue offsets. If
+        this queue lacks the last message of ``values``, the method holds it back until the next
+        call.
         """
         held = self._held.pop(key, None)
         if held is not None:
@@ -235,7 +235,7 @@ class QueuesAudit:
         )
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
-        """Whether each first queue offset directly follows the previous message of its queue."""
+        """Whether the given first queue offset of each queue continues the messages so far."""
         return all(
             key not in self._seen or self._seen[key].next_offset == first
             for key, (first, _) in queues.items()
@@ -421,8 +421,7 @@ class QueuesAudit:
             yield from holes(queue, self._folder(key), self.layout.commit_log.start)
         yield from self._spare(queue, seen, log_end, lost)
         if isinstance(queue, ConsumeQueue) and log_end < FILLER_SIZE:
-            # QUIRK: see expired_queues.stand_in.
-            yield from self._last_filler(queue)
+            yield from self._last_filler(queue)  # QUIRK: see expired_queues.stand_in
 
     def _last_filler(self, queue: ConsumeQueue) -> Iterator[Difference]:
         number = max(queue.max_offset - 1, 0)

@@ -14,16 +14,18 @@ applies decides:
 3. The next message has the expected queue offset or the following one: harmed.
 4. The queue has the message's entry at the queue offset of the frame: right.
 5. The queue offset is higher than expected: harmed if the gap is larger than the lost bytes
-   explain. If the next message's is still higher, the gap may be larger by ``SMALL_GAP``.
-6. The queue offset is lower than expected: harmed if the next message's is higher than expected.
-   Also harmed if it is not 0, and the next message is missing or has no higher queue offset.
+   explain. If the next message has a still higher queue offset, the gap may also be larger by
+   ``SMALL_GAP``.
+6. The queue offset is lower than expected: harmed if the next message has a higher queue offset
+   than expected. Also harmed if it is not 0, and no next message has a higher queue offset.
 
 If several messages continue each other, or if they continue the last message with a right queue
 offset, they are harmed only if the queue has all their entries at the expected queue offsets.
 
 The first message of a queue is right if the next message continues it, or if the queue has its
-entry. Else the entry in the queue shows the right queue offset. If there is no such entry, the next
-message shows it, unless the first message has a lower queue offset.
+entry at this queue offset. Otherwise, its entry elsewhere in the queue shows the right queue
+offset. Without such an entry, the next message shows it. Exception: if the first message has a
+lower queue offset than the next message, it is right.
 
 A queue offset below 0 or above ``MOST_OFFSET`` is always harmed. A gap that is larger than
 ``MOST_GAP``, and larger than the lost bytes explain, always shows a harmed queue offset. In all
@@ -52,13 +54,13 @@ from logquarry.repair.audit.differences import (
 from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 
 _MOST_SEARCHES: Final = 64
-"""Maximum number of searches in a whole queue. Only a hostile log needs more."""
+"""Maximum number of searches through the whole queue. Only a hostile log needs more."""
 
 
 class RightOffsets(ABC):
     """Takes the messages of one queue in the log's order, and passes them to :meth:`_put` with the
-    right queue offsets. ``disk`` is the queue on the disk or None. Without ``mends``, neighbouring
-    messages are not compared.
+    right queue offsets. ``disk`` is the queue on the disk or None. If ``mends`` is False, the
+    object does not compare neighbouring messages.
     """
 
     def __init__(
@@ -260,8 +262,9 @@ class RightBases:
 
     Attributes:
         following: queue offset after the last returned entry; None before the first.
-        moved: physical offset of each frame with a harmed base -> the right base. If the frames
-            around it leave no place for it, :data:`NO_PLACE`: such an entry is not returned.
+        moved: physical offset of each frame with a harmed base -> the right base. The value is
+            :data:`NO_PLACE` if the frames around it leave no place for the frame. The entry of such
+            a frame is never returned.
     """
 
     def __init__(self) -> None:
@@ -277,7 +280,7 @@ class RightBases:
         return self._decide(entries, is_end=False)
 
     def settle(self) -> BatchEntries:
-        """Return the last entry if it was held back: no frame follows."""
+        """Return the entry that was held back, if any. Call this when no frame follows."""
         odd, self._odd = self._odd, self._odd[:0]
         return self._decide(odd, is_end=True)
 

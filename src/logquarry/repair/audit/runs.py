@@ -74,7 +74,7 @@ class AuditedRun(Generic[F]):
 def runs_ahead(
     layout: StoreLayout, stretch_bytes: int, make: Callable[[], F]
 ) -> Generator[AuditedRun[F]]:
-    """Yield the runs of a log of about ``stretch_bytes``, which threads read in advance."""
+    """Yield the runs of a log, each of about ``stretch_bytes``. Threads read them in advance."""
     with closing(stretches_ahead(layout, stretch_bytes, make)) as ahead:
         for found, facts in ahead:
             yield AuditedRun(found.start, found.end, found.count, facts)
@@ -167,7 +167,7 @@ class SoundRun:
 
     Attributes:
         queues: queue -> (first queue offset in the run, one past the last), without a gap.
-        entries: places of the run's first index entry, and after its last one.
+        entries: place of the run's first index entry, and place after its last index entry.
         last_keyed: physical offset of the last frame with keys, None if there is none.
     """
 
@@ -201,8 +201,8 @@ class SoundRun:
 
 @dataclass(frozen=True, slots=True)
 class SoundParts:
-    """The parts that Spark tasks found right: runs, in the log's order, and index files whose
-    chains are right.
+    """The parts in which Spark tasks found no fault: runs in the log's order, and the paths of the
+    index files whose chains are correct.
     """
 
     runs: tuple[SoundRun, ...] = ()

@@ -68,7 +68,7 @@ def timer_faults(layout: StoreLayout) -> Iterator[Difference]:
 
 
 class _Wheel:
-    """The timer wheel, with the changes that a broker makes to it at its start."""
+    """The timer wheel, with the changes that a broker makes to the wheel when it starts."""
 
     def __init__(self, layout: StoreLayout, check: TimerCheck) -> None:
         self._layout = layout
@@ -181,8 +181,9 @@ class _Wheel:
 
 
 def mend_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int, aside: Path) -> bool:
-    """Replace the timer files of a store if they have faults; return whether they had. The queue of
-    ``rmq_sys_wheel_timer`` must be complete. ``now`` is in milliseconds.
+    """Replace the timer files of a store if they have faults; return whether they were replaced.
+    Entries of expired messages are no fault. The queue of ``rmq_sys_wheel_timer`` must be complete.
+    ``now`` is in milliseconds.
     """
     if all(fault.is_explained for fault in timer_faults(layout)):
         return False
@@ -218,7 +219,9 @@ class _Entry(NamedTuple):
 
 
 def timer_log_file_size(layout: StoreLayout) -> int:
-    """Return the bytes of a timer log file: from the settings, the largest file, or the default."""
+    """Return the size of a timer log file in bytes. The size comes from the settings, else from the
+    largest file, else it is the default.
+    """
     stated = layout.config.mapped_file_size_timer_log
     sizes = [entry.size for entry in layout.filesystem.list(timer.LOG) if not entry.is_dir]
     size = stated or max(sizes, default=0)

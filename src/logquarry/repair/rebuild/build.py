@@ -167,7 +167,7 @@ class RebuildReport:
 
     Attributes:
         into: folder of the new files, None for the store itself.
-        has_abort: whether no process has the store open, but it was not shut down cleanly.
+        has_abort: whether a store that no process has open was not shut down cleanly.
         old: the old files of each folder that is rebuilt.
         quarantine: folder with the old files, None if no file was moved.
         messages: number of messages in the log, without damaged ones.
@@ -356,7 +356,9 @@ def finish_into(
 
 
 def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
-    """Finish an interrupted rebuild's renames; then raise UsageError if one of the names exists."""
+    """Finish the renames of an interrupted rebuild, if it has begun them. Then raise UsageError if
+    ``target`` has one of the folders ``names``.
+    """
     is_begun = any((target / name).exists() for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX))
     if is_begun and bring_out_cut_off(target, disk):
         for name in names:
@@ -383,8 +385,8 @@ def bring_out_cut_off(target: Path, disk: Disk) -> bool:
 def swap(
     build: Path, target: Path, names: Sequence[str], command: str, now_ms: int, disk: Disk
 ) -> tuple[Path | None, Path]:
-    """Move the old folders to quarantine, and the new folders into place. Return the quarantine
-    folder (None if nothing was moved there), and the path of this folder.
+    """Move the old folders to quarantine, and the new folders into place. Return two paths of the
+    quarantine folder. The first is None if nothing was moved there.
     """
     stamp = datetime.fromtimestamp(now_ms / 1000, UTC)
     aside = free_path(quarantine(target, f"{command}-{stamp:%Y%m%dT%H%M%SZ}"))

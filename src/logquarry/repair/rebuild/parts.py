@@ -162,8 +162,8 @@ def read_entries(
 # --------------------------------------------------------------------------------------- index
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """Some keys for the index: those of a run, or those in ``keys`` (physical offsets, store times,
-    hashes). The first ``skip`` of these are left out, and the next ``take`` are used.
+    """Some keys for the index: the keys of a run, or the given ``keys`` (physical offsets, store
+    times, hashes). The first ``skip`` keys are left out, and the next ``take`` keys are used.
     """
 
     start: int
@@ -182,8 +182,10 @@ def write_index_file(
     *,
     is_first: bool,
 ) -> None:
-    """Write and sync one index file. Except for the first file, ``sources`` begin with the last key
-    of the previous file: it is not written, but its message is the first in the header.
+    """Write and sync one index file.
+
+    Unless ``is_first``, ``sources`` begin with the last key of the previous file. The function does
+    not write this key, but its message becomes the first message in the header.
     """
     file = MappedFile(disk, path, 0, shape.file_size, exclusive=True)
     try:
@@ -280,9 +282,11 @@ class KeyCount:
 def odd_queues(
     runs: Iterable[Mapping[QueueKey, Segments | None]], most_gap: int
 ) -> frozenset[QueueKey]:
-    """Return the queues that only the driver can write: their queue offsets decrease, are invalid,
-    were not reported, or have a gap before a single message (which can be harmed) or of more than
-    ``most_gap``.
+    """Return the queues that only the driver can write.
+
+    Their queue offsets decrease, are invalid, were not reported, or have a gap of one of two kinds:
+    a gap of more than ``most_gap``, or a gap before a single message, which may have a harmed queue
+    offset.
     """
     ends: dict[QueueKey, int] = {}
     odd: set[QueueKey] = set()

@@ -197,7 +197,7 @@ class QueueFiles(EntryFiles):
         self._harmed.setdefault(key, []).append(found)
 
     def place_run(self, key: QueueKey, offset: int, units: Units) -> None:
-        """Add entries with consecutive queue offsets, which are right."""
+        """Add entries whose queue offsets are right and consecutive."""
         queue = self.queues.get(key)
         if queue is None:
             queue = self.queues[key] = BuiltQueue(offset, offset, offset - offset % self._room)
@@ -211,7 +211,9 @@ class QueueFiles(EntryFiles):
         self._held += units.nbytes
 
     def _fall_back(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
-        """Remove entries from ``offset`` on: the topic was recreated, or a frame is foreign."""
+        """Remove the entries from ``offset`` on. Either the topic was created again, or all these
+        entries belong to frames with a harmed queue offset, which then get no entry.
+        """
         removed = [found for found in queue.harmed if found[0] >= offset]
         if len(removed) < queue.stop - offset:
             queue.restarts += 1
@@ -379,7 +381,9 @@ class KeyThread:
 
 
 class IndexFiles:
-    """Builds the index of a store, in a second thread. ``files`` and ``keys`` count full files."""
+    """Builds the index of a store, in a second thread. ``files`` and ``keys`` are the numbers of
+    complete files and of their keys; :meth:`finish` adds the last file.
+    """
 
     def __init__(
         self,

@@ -2,8 +2,9 @@
 folder.
 
 The new files are built in ``.logquarry/rebuild/``, synced, and moved into place by renames. The
-file ``complete`` is made before the renames, and removed after them. If a rebuild was interrupted,
-the next rebuild finishes the renames if ``complete`` exists. Otherwise, it builds all files again.
+file ``complete`` is made before the renames, and removed after them. If an interrupted rebuild has
+left ``complete``, the next rebuild first finishes the renames. Then a rebuild in the store builds
+all files again. A rebuild into another folder raises UsageError: the finished files are there.
 """
 
 from __future__ import annotations
@@ -124,10 +125,10 @@ def rebuild(
     Raises:
         StoreNotFound: if there is no store.
         UnsupportedStore: if logquarry cannot build the store's kind of queues or index.
-        StoreUnavailable: if a process has the store open (in place), if another process uses
-            ``into``, if the log's files have another size than ``config`` gives, if a folder or a
-            broken link has the name of a log file (in place), or if the disk fails or is full; the
-            store is unchanged.
+        StoreUnavailable: if another process uses ``into``, if the log's files have another size
+            than ``config`` gives, or if the disk fails or is full. If ``into`` is None, also if a
+            process has the store open, or if a folder or a broken link has the name of a log file.
+            The store is unchanged.
         LossRefused: if ``into`` is None (even for a preview), and the old queues show that the log
             has lost more than a small share of its messages. Recover the store first.
         UsageError: if a folder is invalid, or the settings belong to another store.
@@ -285,8 +286,8 @@ class _Rebuild:
         )
 
     def _note_end(self, layout: StoreLayout, report: RebuildReport) -> None:
-        """If RocketMQ has shut down the store cleanly and its log has damage, record both.
-        Otherwise readers treat damage in the last file as the log's end, as RocketMQ does.
+        """Record the log's end and its damage if RocketMQ has shut down the store cleanly, and the
+        log has damage. Without the record, readers treat damage in the last file as the log's end.
         """
         if not report.damage or layout.has_abort or layout.durable_end is not None:
             return
@@ -416,7 +417,9 @@ class _Rebuild:
     def _replaced(
         self, layout: StoreLayout, queue: ConsumeQueue, file_size: int
     ) -> Iterator[QueueReport]:
-        """Make a queue with the end of an expired queue whose files are unusable."""
+        """Replace a queue with unusable files, whose messages have all expired, by a new queue with
+        the same end.
+        """
         made, stop = stand_in(queue, layout.commit_log.start, file_size)
         for number, entries in made.items():
             folder = self._build / CONSUME_QUEUE / queue.topic / str(queue.queue_id)

@@ -5,7 +5,8 @@ If the recovery is interrupted, it can be run again, because it changes the stor
 1. the durable offset, because it is the only sign of the log's end as soon as ``abort`` exists
 2. ``abort``
 3. the log, then queues and index, followed by a sync of these files
-4. the durable offset, for which the times of the new checkpoint are valid, then the new checkpoint
+4. the durable offset, in a record that is valid with the old and with the new checkpoint
+5. the new checkpoint
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class _Work:
                 self._durable.close()
 
     def _mark(self, checkpoint: CheckpointFile, offset: int) -> None:
-        """Write the durable offset. It stays valid when the checkpoint is written next."""
+        """Write the durable offset, which stays valid after the next write of ``checkpoint``."""
         if self._durable is not None:
             self._durable.close()
         path = self._root / DURABLE
@@ -229,8 +230,8 @@ class _Work:
                 self._disk.write_all(descriptor, zeros, position + done)
 
     def _shorten(self, path: Path, size: int, excess: int) -> None:
-        """Replace a file that is too long by a copy. The copy is renamed over the file: if the file
-        were missing after a crash, the log would end before it.
+        """Replace a file that is too long by a shorter copy, in one rename. If a crash could leave
+        the store without this file, the log would end before it.
         """
         self._save(path, size, excess, COMMIT_LOG)
         made = self._root / SIDECAR / path.name
@@ -363,8 +364,8 @@ class _Work:
             self._disk.write_all(descriptor, entry, at)
 
     def _replace_last(self, queue: QueuePlan, aside: Path) -> Path:
-        """Put a file with all bridges of a queue in the place of its last file. Do this before the
-        queue's other files go: if all were missing after a crash, the queue would have no end.
+        """Replace the last file of a queue by a file with all bridges. Call this before the other
+        files move to quarantine: if a crash left the queue without files, its end would be lost.
         """
         ((number, entries),) = queue.bridges.items()
         path, at, _ = self._entry_at(queue.key, number)
@@ -439,14 +440,14 @@ def disk_json(disk: Disk, path: Path, document: object) -> None:
 
 
 def note_end(disk: Disk, root: Path, log_end: int, damage: Iterable[DamagedSpan] = ()) -> None:
-    """Record the log's end and its damage in a file, from which later readers learn both."""
+    """Record the log's end and its damage in a file, for later readers."""
     document = {"log_end": log_end, "damage": [span.to_json() for span in damage]}
     disk_json(disk, root / DAMAGE, document)
 
 
 def _rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
     """Carry out RENAME steps. If two files swap names, one first gets a temporary name, which
-    contains its new name. Raises StoreUnavailable if a file that is not renamed has a new name.
+    contains its new name. Raises StoreUnavailable if another file already has one of the new names.
     """
     left: dict[Path, Path] = {}
     for step in steps:

@@ -194,11 +194,13 @@ class JavaRules:
         is_5: whether RocketMQ reads V2 frames, knows the delay levels during the recovery, and
             starts the later dispatch at the log's end. 4.9 starts it at the end of the queues.
         most_files: maximum number of files at the log's end that the recovery reads, or None.
-        starts_by_frame: whether the recovery begins at a file whose first frame is valid. After a
-            clean shutdown, that frame's PHYSICALOFFSET is compared with the end of the queues; 5.3
-            compares the file's name, and 4.9 begins at the third-last file.
-        starts_by_offset: whether a recovery after a crash begins at the file with the checkpoint's
-            physical offset of the queues, if it has one. Otherwise store times decide.
+        starts_by_frame: whether the first frame of a file decides if the recovery begins there.
+            After a clean shutdown, RocketMQ then compares the PHYSICALOFFSET of this frame with the
+            end of the queues. If False, 5.3 compares the file's name instead, and 4.9 begins at the
+            third-last file.
+        starts_by_offset: whether a recovery after a crash compares the PHYSICALOFFSET of this frame
+            with the checkpoint's physical offset of the queues. If False, or if the checkpoint has
+            no such offset, store times decide.
     """
 
     name: str
@@ -231,9 +233,9 @@ _NEVER_COPIED: Final = ("%RETRY%", "rmq_sys_", props.SCHEDULE_TOPIC)
 
 
 class JavaDispatch:
-    """Dispatches messages in the order of the log. ``open_index`` is called before the first.
-    ``messages`` and ``keys`` are counts. ``store_timestamp`` and ``physical_offset`` are those of
-    the last dispatched message with a queue entry.
+    """Dispatches messages in the order of the log. ``open_index`` is called once, before the first
+    message. ``messages`` and ``keys`` are counts. ``store_timestamp`` and ``physical_offset`` are
+    those of the last dispatched message with a queue entry.
     """
 
     def __init__(
@@ -321,7 +323,9 @@ class JavaDispatch:
             queue.put(np.array([offset], np.int64), units_of(physical, size, code))
 
     def _queue(self, key: QueueKey) -> JavaQueue | None:
-        """Return a queue, new if missing; None if its topic can be no folder name."""
+        """Return a queue, and create it if it is missing. None if no folder can have the topic's
+        name.
+        """
         queue = self.queues.get(key)
         if queue is None:
             topic = key[0]

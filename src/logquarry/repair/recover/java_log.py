@@ -123,7 +123,9 @@ class JavaLog:
         check_crc: bool,
         least: int,
     ) -> int:
-        """Return the last of the ``most_files`` files whose first frame matches."""
+        """Return the number of the last file whose first frame matches. If none of the last
+        ``most_files`` files matches, return the number of the first of these.
+        """
         left = self.rules.most_files or 1
         for number in range(len(self.files) - 1, least, -1):
             left -= 1

@@ -330,9 +330,9 @@ class JavaQueue:
         """Append entries in the order of the log, as ``putMessagePositionInfo`` does. Raises
         JavaRefusal if the position of a new file is too large for a file name.
 
-        QUIRK: the dispatcher skips a message that ends at or before ``max_physical``, and an entry
-        that the queue has at the same queue offset, except 0. If an entry belongs after the queue's
-        end, the dispatcher appends it at the end, and so at the wrong position.
+        QUIRK: the dispatcher skips a message that ends at or before ``max_physical``. It also skips
+        an entry whose queue offset is before the queue's end, unless the queue offset is 0. All
+        other entries are appended at the queue's end, even if their queue offsets are higher.
         """
         if not len(units):
             return
@@ -351,7 +351,7 @@ class JavaQueue:
                 self._put_run(int(offsets[start]), units[start:stop])
 
     def _put_run(self, offset: int, units: Units) -> None:
-        """Append consecutive entries. One with queue offset 0 must be alone."""
+        """Append consecutive entries. An entry with queue offset 0 must be the only one."""
         end = _end_of(units[-1])
         expected = java.to_long(offset * UNIT_SIZE)
         file = self._writable(expected)

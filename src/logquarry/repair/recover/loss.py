@@ -5,16 +5,17 @@ existed, and the recovered log does not have the message. Messages that retentio
 damage that an earlier recovery recorded, do not count.
 
 After a crash, it is normal that the newest messages are lost. So the decision counts only messages
-that were certainly on the disk (the code calls them vouched for):
+that were certainly on the disk. The code calls such messages *vouched for*:
 
 - With a durable offset: the messages before this offset.
-- Without a durable offset, after a clean shutdown: the messages to which a queue points.
+- Without a durable offset, after a clean shutdown: the messages to which a queue or the index
+  points.
 - Without a durable offset, after a crash: the messages before the new end of the log, in later log
   files, or in missing log files. If valid frames follow the new end, or if the checkpoint is later
   than the log's last message, all messages count.
 
 The user must consent to the loss (``accept_loss``) if log files are missing. The user must also
-consent if more than one such message is lost, and they are not a small share of the log.
+consent if more than one such message is lost, unless these messages are a small share of the log.
 docs/recovery.md has a table of all cases.
 """
 
@@ -55,7 +56,7 @@ message with several entries counts several times.
 _MOST_NAMED: Final = 2
 """Maximum number of missing parts of the log that the text of a reason lists."""
 _LEAST_APART: Final = 2
-"""Least number of entries far after the log's end that proves a loss. One may be damaged."""
+"""Number of entries far after the log's end that prove a loss. A single one may be damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,8 @@ class Loss:
     Attributes:
         messages: number of lost messages in the queues. Multi-dispatch copies count once, unless
             more than 20 million messages are lost.
-        bytes: size of the lost messages. If the missing files, or the missing bytes before the
-            durable offset, are larger: their size.
+        bytes: size of the lost messages; or the size of the missing files plus the missing bytes
+            before the durable offset, if this is larger.
         known_bytes: number of bytes of the log that remain, plus the lost bytes.
     """
 

@@ -246,8 +246,9 @@ def recovered_store(
     abort: AbortFile,
     accept_loss: int | None,
 ) -> StoreFound:
-    """Recover a store as RocketMQ does, and open the store. ``abort`` is removed again if RocketMQ
-    would not start on a store that was shut down cleanly.
+    """Recover a store as RocketMQ does, so that it can be opened. The function creates ``abort``.
+    If RocketMQ would not start on a store that was shut down cleanly, the function removes
+    ``abort`` again.
 
     Raises:
         StoreUnavailable: if RocketMQ would not start, or the disk fails.
@@ -335,7 +336,7 @@ def _check_queues(
     start: int,
     stop: int,
 ) -> None:
-    """Check that a part of the log has no damage, and that the queues have its messages.
+    """Raise NeedsRecovery if a part of the log has unrecorded damage, or a queue lacks a message.
 
     After a clean shutdown, Java dispatches only messages after the last one in any queue. So it
     never adds an entry of an earlier message (test stores `noabort-cq-behind`,

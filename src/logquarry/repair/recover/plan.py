@@ -106,7 +106,7 @@ class Steps(list[Step]):
 class RecoveryPlan:
     """The plan of a recovery. Making the plan does not change the store.
 
-    If a plan is applied a second time, also after an interruption, the result is the same.
+    A plan can be applied again, for example after an interruption. The result is then the same.
 
     Attributes:
         looked_at: the facts in the store on which the plan is based, as text.
@@ -194,7 +194,7 @@ class QueuePlan:
         keep_until: the entries before this position stay, and all others are cut off.
         had_until: the queue's end before the recovery; ``end`` is its end after the recovery.
         resume_at: physical offset of the first message that needs a new entry, or None.
-        moved: see :class:`AuditedQueue`, like ``bridges``.
+        moved: see :class:`AuditedQueue`, which also describes ``bridges``.
     """
 
     key: QueueKey
@@ -251,9 +251,9 @@ def kept_entries(
             yield offset, queue_entry.encode(entry)
 
 
-# Only its queue has the entry of a lost message, or the right queue of a frame with a harmed queue
-# id. So a recovery saves such entries before it
-# cuts the queue: if it is interrupted, the next recovery needs no fillers for them.
+# Only entries show that a lost message, or a frame with a harmed queue id, belongs to a queue. So a
+# recovery saves such entries before it cuts the queue. If the recovery is interrupted, the next
+# recovery needs no fillers for them.
 def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
     """Return the entries that an interrupted recovery saved; {} if the file is missing or bad."""
     found: dict[QueueKey, dict[int, QueueEntry]] = {}
@@ -295,7 +295,8 @@ class IndexPlan:
     Attributes:
         built_from: physical offset of the first message whose keys may be missing.
         keys_there: number of keys of this message that the index already has.
-        kept_timestamp: store time of the last message whose keys stay, in milliseconds; or 0.
+        kept_timestamp: store time of the last message whose keys stay, in milliseconds; 0 if no
+            keys stay.
     """
 
     set_aside: tuple[tuple[str, str], ...]

@@ -30,10 +30,11 @@ Frames = Int64
 """An array with three columns: physical offset, size and number of messages of each frame."""
 _NONE: Final[Frames] = np.empty((0, 3), np.int64)
 _MOST_PROBES: Final = 4_096
-"""To find the queues that differ from the log, about this number of entries is compared at most."""
+"""Approximate maximum number of entries that are compared to find queues that differ from the log.
+"""
 _QUEUE_PROBES: Final = 64
 _JUDGES: Final = 15
-"""To decide whether a log file was replaced, this number of places in it is checked at most."""
+"""Maximum number of places that are checked in a log file to decide whether it was replaced."""
 _FRAMES: Final = 8
 """Maximum number of frames that are compared with the queues at each of these places."""
 
@@ -132,7 +133,7 @@ class ReplacedFiles:
         return held
 
     def _is_replaced(self, places: list[int], stop: int) -> bool:
-        """Whether the queues lack at least half of the frames after some places."""
+        """Whether the queues lack the entries of at least half of the frames after some places."""
         counts = {True: Counter[bool](), False: Counter[bool]()}
         for place in places:
             for key, is_queued in self._judged(place, stop):
@@ -142,7 +143,9 @@ class ReplacedFiles:
         return found[False] > 0 and found[False] >= found[True]
 
     def _judged(self, start: int, stop: int) -> Iterator[tuple[QueueKey, bool]]:
-        """Yield queue, and whether it has the entry, of the next frames after a place."""
+        """For each of the next frames after a place, yield its queue, and whether the queue has the
+        frame's entry.
+        """
         place = self._reader.find(start, stop)
         for _ in range(_FRAMES):
             found = None if place is None else self._frames.outcome_at(place, check_crc=False)
@@ -176,8 +179,9 @@ def frames_of(units: Units, *, is_batch: bool) -> Frames:
 
 
 def in_order(frames: Frames, after: int | None) -> Frames:
-    """Remove the frames of damaged entries. A damaged entry has a higher physical offset than a
-    later entry. ``after`` is the offset of the next entry after these, or None.
+    """Remove the frames of damaged entries. An entry counts as damaged if it has a higher physical
+    offset than a later entry. ``after`` is the physical offset in the next entry after these, or
+    None.
     """
     if not len(frames):
         return frames

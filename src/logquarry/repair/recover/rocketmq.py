@@ -138,7 +138,8 @@ def recover_as_rocketmq(
 
     Raises:
         RocketmqRefuses: if RocketMQ would not start.
-        StoreUnavailable: if the disk fails. Queues and index may then be changed, but not the log.
+        StoreUnavailable: if the disk fails. Queues and index may then be changed, and log files
+            after the log's end may be in quarantine. No message of the log is changed.
     """
     target = Applied(root, disk)
     recovery = _Recovery(root, config, target, disk=disk, clock=clock, is_clean=is_clean)
@@ -378,7 +379,7 @@ class _Recovery:
         )
 
     def _load_index(self, is_clean: bool) -> None:
-        """Set aside the index files that ``IndexService.load`` deletes."""
+        """Set aside the index files that ``IndexService.load`` deletes, and extend short files."""
         shape = self.config.index_shape
         assert shape is not None
         limit = self._times.index_timestamp

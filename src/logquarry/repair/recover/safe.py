@@ -1,8 +1,8 @@
 """Plans a safe recovery, which keeps every complete message in the log.
 
 The planner reads the log once, and compares it with the queues (:mod:`logquarry.repair.audit.log`,
-:mod:`logquarry.repair.audit.first_difference`). The only file that a recovery deletes is ``abort``.
-It moves all other files that must go to quarantine.
+:mod:`logquarry.repair.audit.first_difference`). Of the store's files, a recovery deletes only
+``abort``. It moves bad files to quarantine.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ def plan_safe(
 
     Args:
         config: settings with all sizes (:func:`logquarry.read.store_sizes.with_sizes`).
-        mends: whether to correct harmed queue offsets. False for a log that salvage has written:
-            its queue offsets are right, but its physical offsets do not show how many messages were
-            lost in between.
+        mends: whether to correct harmed queue offsets. False for a log that salvage has written.
+            Its queue offsets are right. But it has no lost bytes in place of lost messages, so a
+            gap in the queue offsets would seem wrong.
         end: physical offset at which to end the log; by default, it ends after its last message.
 
     Raises:
@@ -390,7 +390,9 @@ class _Planner:
     def _plan_rocksdb(
         self, queues: Sequence[AuditedQueue], log_end: int
     ) -> tuple[str | None, str | None]:
-        """Return RocksDB to build again, or None; and why it cannot be built, or None."""
+        """Return (folder of the RocksDB to build again, reason why it cannot be built). Both can be
+        None.
+        """
         folder = self._rocksdb
         if folder is None:
             return None, None
@@ -470,10 +472,11 @@ class _Planner:
 
 
 def _made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | None:
-    """Return the physical offset of the last message of a log file that is too short, or None.
+    """Return the physical offset of the incomplete message at the end of a log file that is too
+    short, or None.
 
-    The recovery appends zeros to the file. Return the offset only if the message would then seem
-    valid, because no CRC covers its properties.
+    The recovery appends zeros to the file. The result is None if the message would not seem valid
+    with these zeros. Such a message can seem valid, because no CRC covers its properties.
     """
     stop, room = file.base + file.size, layout.commit_log.file_size
     spans = [span for span in log.damage if span.offset < stop <= span.end]

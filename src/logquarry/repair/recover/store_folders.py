@@ -94,16 +94,16 @@ def restore_names(layout: StoreLayout, disk: Disk) -> None:
     """Give the files of log and index back the names that they lost in a crash.
 
     While a store is open, each file of its log, and each index file that is not yet full and
-    synced, has a second name (a hard link). After a crash, a file may have only that name, and its
-    messages would count as lost. The second names are removed, so that no file in quarantine is
-    restored from them.
+    synced, has a second name (a hard link). After a crash, a file may have only its second name,
+    and its messages would count as lost. At its end, the function removes all second names.
+    Otherwise, a file that a recovery moves to quarantine would be restored later.
     """
     root = Path(layout.root)
     NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / store_files.INDEX])
 
 
 def check_places(root: Path) -> None:
-    """Raise WrongEntry if something else has the path of a folder, or of a single file."""
+    """Raise WrongEntry if a path that should be a folder, or a single file, is something else."""
     for name in _FOLDERS:
         _check(root / name, is_folder=True)
     for path in (*(root / name for name in _FILES), *_index_files(root)):
@@ -137,7 +137,7 @@ def check_queue_folder(folder: Path) -> None:
 def check_listed(layout: StoreLayout, empty: Iterable[str]) -> None:
     """Raise WrongEntry for a pipe, a device or a broken link in the listed folders of the queues.
 
-    Only strange names, and the files ``empty``, which have no bytes, cost a look at the disk.
+    To save time, only unexpected names and the files ``empty``, which have no bytes, are checked.
     """
     for name in sorted({*layout.ignored, *layout.filesystem.dead_links, *empty}):
         path, in_queue = Path(layout.root, name), name.count("/") > _QUEUE_DEPTH
@@ -187,8 +187,8 @@ def _found(path: Path) -> os.stat_result | None:
 
 
 def _check_opens(path: Path) -> None:
-    """Check that a file can be opened. The recovery replaces this file only after it has changed
-    other files, so it must not fail then.
+    """Check that a file can be opened. The recovery replaces this file after it has changed other
+    files. An error at that point would be too late.
     """
     if _check(path) is None:
         return
@@ -229,7 +229,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    """Yield the paths in a folder, sorted; none for an unreadable one, which is reported later."""
+    """Yield the paths in a folder, sorted; none if it is unreadable, which is reported later."""
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = sorted(entry.name for entry in os.scandir(folder))

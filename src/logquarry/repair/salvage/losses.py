@@ -1,9 +1,9 @@
 """Finds what a damaged log has lost: the damaged parts, their messages, and harmed queue offsets.
 
 No CRC covers the queue offset in a frame. So damage can change the queue offset, and the frame
-still seems valid. The code calls such a queue offset harmed. It does not fit between those of the
-neighbouring messages. If salvage believed it, the topic would seem to be deleted and created again,
-or billions of messages would seem to be missing.
+still seems valid. The code calls such a queue offset harmed. A harmed queue offset does not fit
+between the queue offsets of the neighbouring messages. If salvage used it, the topic would seem to
+be deleted and created again, or billions of messages would seem to be missing.
 """
 
 from __future__ import annotations
@@ -198,8 +198,9 @@ class QueueNotes:
 def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
     """Whether the queue offset of the queue's last message is harmed.
 
-    For a lower offset, the old queue decides. If it has the message at neither offset, a lower
-    offset is harmed unless it is 0: a topic that was created again begins at 0.
+    If the queue offset is lower than expected, the old queue decides. If the old queue has the
+    message neither at this nor at the expected queue offset, the queue offset is harmed unless it
+    is 0: a topic that was created again begins at 0.
     """
     if here.offset > here.before:
         return here.is_far
@@ -302,7 +303,7 @@ def queued_at(layout: StoreLayout, places: Int64) -> LostOffsets:
 def _entries_to(
     layout: StoreLayout, is_wanted: Callable[[Int64], Bools]
 ) -> Iterator[tuple[QueueKey, Int64, Int64]]:
-    """Yield queue, physical offsets and queue offsets of the entries to wanted messages."""
+    """Yield (queue, physical offsets, queue offsets) of entries that point to wanted messages."""
     for queue in all_queues(layout):
         for start, units in queue.runs(0, queue.max_offset):
             places = units["physical_offset"].astype(np.int64)
@@ -319,16 +320,16 @@ def misnamed_messages(
     queues: Mapping[QueueKey, QueueStory],
     is_saved: Callable[[Int64], Bools],
 ) -> list[LostSpan]:
-    """Find messages that are missing in their queue, because damage has changed topic or queue id
-    in their frame to another queue. Salvage saves such a message in the wrong queue.
+    """Find messages whose frames name the wrong queue, because damage has changed the topic or the
+    queue id. Salvage saves such a message in the wrong queue.
 
-    The frame counts as damaged if all of this is true. So neither swapped queue files nor entries
-    of truncated messages are reported:
+    The frame counts as damaged if all of these conditions are true. Because of them, the function
+    reports neither swapped queue files nor entries of truncated messages:
 
     - A queue that the frame does not name has an entry that points to the frame, with the frame's
       size and queue offset.
     - In this queue, the entry before or after this entry is right.
-    - The queue that the frame names has no entry for the message.
+    - The queue that the frame names has no right entry at this queue offset.
     """
     found: list[LostSpan] = []
     log = CommitLog(layout)
@@ -416,9 +417,9 @@ class StoreTimes:
     """Finds wrong store times, and their new values. Messages are added in the order of the new
     log.
 
-    If a message is later than the next message, and the message before it is not, it gets the time
-    of the next message. In all other cases, a message that is earlier than the previous message
-    gets the time of the previous message.
+    If a single message is later than the next message, but the previous message is not, the single
+    message gets the time of the next message. In all other cases, a message that is earlier than
+    the previous message gets the time of the previous message.
 
     Attributes:
         lowered: physical offset -> new store time, for each single message that was too late.
@@ -454,8 +455,8 @@ class StoreTimes:
 
 
 def raised_from(last: int, times: Int64) -> Int64:
-    """Increase each time that is before the previous one to the previous one. ``last`` is the time
-    before the first.
+    """Replace each time that is lower than the previous time by the previous time. ``last`` is the
+    time before the first time in ``times``.
     """
     found: Int64 = np.maximum.accumulate(np.append(last, times))[1:]
     return found

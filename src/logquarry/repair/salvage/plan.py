@@ -81,10 +81,12 @@ class SalvagePlan:
         start: physical offset of the new log's first byte.
         lost_messages: number of lost messages to which entries of queues or index point.
         queues: queue -> the queue offsets of its saved messages.
-        queue_offsets: old physical offset -> new queue offset, for each frame that gets another.
+        queue_offsets: old physical offset -> new queue offset, for each frame whose queue offset
+            changes.
         rotten_offsets: number of messages whose harmed queue offset is corrected.
         raised_times: number of messages that get the later store time of the previous message.
-        lowered_times: old physical offset -> new store time, for each that gets an earlier one.
+        lowered_times: old physical offset -> new store time, for each message that gets an earlier
+            store time.
         ends: number of COMMIT and ROLLBACK messages whose half message is lost.
         wrong_crcs: physical offsets of saved frames with a wrong property CRC.
         has_heads: whether the old log is a DLedger log, with a head before each frame.

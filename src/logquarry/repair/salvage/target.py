@@ -129,10 +129,10 @@ class SalvageTarget:
         """Change the fillers at the ends of queue files, so that RocketMQ's clean-up keeps the
         files.
 
-        QUIRK: the clean-up deletes a queue file if its last entry points before the log's start, as
-        the 0 of a filler does. So such a filler gets the start of the log file that has the queue's
-        next message. A reader that jumps to the next file misses nothing: no entry follows the
-        filler.
+        QUIRK: the clean-up deletes a queue file if its last entry points before the log's start. A
+        filler has physical offset 0. So if a file ends in a filler, this filler gets the start of
+        the log file with the queue's next message as its physical offset. If a reader then skips to
+        the next queue file, it misses no entry.
         """
         size, log_size = plan.config.queue_file_size, plan.config.mapped_file_size_commit_log
         assert size is not None and log_size is not None

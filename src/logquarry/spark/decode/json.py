@@ -1,8 +1,8 @@
 """Decodes JSON bodies, with a DDL, a JSON Schema, or types inferred from a sample.
 
 A field that a body lacks is null; a field without a column is ignored. A column of type string
-accepts any value; of a value that is not a string, it stores the JSON text. From a JSON Schema, the
-decoder reads only the types, not ranges, patterns and required fields.
+accepts any value. If the value is not a string, the column gets its JSON text. From a JSON Schema,
+the decoder reads only the types, not ranges, patterns and required fields.
 """
 
 from __future__ import annotations

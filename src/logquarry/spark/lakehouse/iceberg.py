@@ -362,7 +362,7 @@ def _tables(catalog: Catalog, below: tuple[str, ...] = ()) -> Iterator[tuple[str
 
 
 def _parts(table: IcebergTable) -> Iterator[str]:
-    """Yield the name of each partition field, with its transform if exports use another one."""
+    """Yield the name of each partition field; TRANSFORM(NAME) if no export uses the transform."""
     for field in table.spec().fields:
         usual = "day" if field.name == _DAY else "identity"
         transform = str(field.transform)

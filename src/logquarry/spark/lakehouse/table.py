@@ -150,12 +150,13 @@ def letters_document(table: Table, table_id: str, own: Mapping[str, Any]) -> str
 def check_letters(
     letters: Table, text: str, table: Table, state: TableState | None, own: Mapping[str, Any]
 ) -> None:
-    """Raise UsageError if the dead letters `letters`, with the document `text`, are not of `table`.
+    """Raise UsageError if the table of dead letters `letters` does not belong to `table`.
 
     With dead letters of another table, the export would skip messages up to the marks of that
     table.
 
     Args:
+        text: the document of `letters`.
         table: the table of the messages.
         state: state of `table`; None if the table does not exist yet.
         own: the identity of the export.
@@ -196,7 +197,8 @@ def check_letters(
 def _is_moved(before: tuple[str, str], now: tuple[str, str]) -> bool:
     """Whether both tables moved together.
 
-    That is so if replacing one common prefix turns both earlier names into the present names.
+    They did if their earlier names have a common prefix, and if replacing this prefix by another
+    one gives the present names.
     """
     start = len(commonprefix(before))  # noqa: RUF071 - "a" is a prefix of "a_dead_letters"
     ends = [name[start:] for name in before]

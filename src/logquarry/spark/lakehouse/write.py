@@ -350,7 +350,10 @@ class Run:
         self.tell(marks, table_id, is_on_its_way=False)
 
     def tell(self, marks: Marks, table_id: str | None, *, is_on_its_way: bool = True) -> None:
-        """Update the note with the marks that the commit will set; call just before the commit."""
+        """Update the note with the marks that the commit will set; call just before the commit.
+
+        `is_on_its_way` is whether the catalog can receive the commit from now on.
+        """
         path = self._note(self.name)
         document = {
             "table": self._tables[0].name,
@@ -431,7 +434,11 @@ class Run:
 
 
 def _has(table: Table, wanted: Marks, *, may_come: bool) -> bool:
-    """Return whether the commit succeeded; if not, make sure that the commit can never succeed."""
+    """Return whether the commit succeeded.
+
+    If the catalog may still carry out the commit (`may_come`), first make sure that this cannot
+    happen after the call.
+    """
     state = table.look()
     if state is None or _reached(state.marks(wanted), wanted):
         return state is not None
