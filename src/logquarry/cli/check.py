@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +13,6 @@ from logquarry.cli.outcome import ExitCode
 from logquarry.cli.output import MOST_LISTED, Output
 
 if TYPE_CHECKING:
-    from logquarry.config import StoreConfig
     from logquarry.repair.findings import VerifyReport
     from logquarry.repair.store_diff import Place, StoreDiff
 
@@ -44,7 +42,13 @@ def verify(
     """
     settings = options.store_config(config)
     if spark_master is None:
-        reports = _alone(out, stores, settings)
+        from logquarry.log.location import find_stores
+        from logquarry.repair.verification import verify as verify_path
+
+        reports = []
+        for location in find_stores(stores):
+            with out.progress("checking", in_bytes=True) as progress:
+                reports.append(verify_path(location, config=settings, progress=progress))
     else:
         from logquarry.spark.repair import verify_stores
 
@@ -67,17 +71,6 @@ def verify(
                 out.line(step)
     if any(report.has_damage for report in reports):
         click.get_current_context().exit(ExitCode.FINDINGS)
-
-
-def _alone(out: Output, stores: Sequence[str], settings: StoreConfig | None) -> list[VerifyReport]:
-    from logquarry.log.location import find_stores
-    from logquarry.repair.verification import verify as verify_path
-
-    reports = []
-    for location in find_stores(stores):
-        with out.progress("checking", in_bytes=True) as progress:
-            reports.append(verify_path(location, config=settings, progress=progress))
-    return reports
 
 
 def _show_findings(out: Output, report: VerifyReport) -> None:

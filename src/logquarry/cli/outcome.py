@@ -186,17 +186,6 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
     return None
 
 
-def after_salvage(store: str, into: str | None, stale: bool, config: str | None) -> str:
-    """Return the next step after a salvage.
-
-    The step is to write the new store; if the salvage has written it, to verify the new store.
-    """
-    if into is not None:
-        return line("verify", into)
-    words = ["--include-stale"] if stale else []
-    return line("salvage", store, *words, "--into", "DIR", config=config)
-
-
 def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | None) -> str:
     """Return the next step if a command's plan shows that the command cannot repair the store."""
     from logquarry.log.layout import StoreLayout

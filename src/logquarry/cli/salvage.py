@@ -97,7 +97,11 @@ def salvage(
             _show_salvage(out, one)
             at = stores[0] if len(stores) == len(found) == 1 else one.plan.store
             saved = one.into if spark_master is not None or into is None else str(into)
-            out.line(outcome.after_salvage(at, saved, include_stale, config))
+            if saved is not None:
+                out.line(outcome.line("verify", saved))
+            else:
+                more = ["--include-stale"] if include_stale else []
+                out.line(outcome.line("salvage", at, *more, "--into", "DIR", config=config))
     if not all(one.is_whole for one in found):
         click.get_current_context().exit(ExitCode.FINDINGS)
 

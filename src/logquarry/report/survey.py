@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -221,7 +220,10 @@ def _use(found: Survey, event: Event) -> None:
     if isinstance(event, LogEnd | ExpiredSpan):
         return
     start, end = event.start if isinstance(event, Run) else event.offset, event.end
-    for use in _files_between(found.files, start, end):
+    low = max(0, int(np.searchsorted([file.base for file in found.files], start, "right")) - 1)
+    for use in found.files[low:]:
+        if use.base >= end or use.base + use.room <= start:
+            continue
         part = min(end, use.base + use.room) - max(start, use.base)
         if isinstance(event, Run):
             use.messages += part
@@ -229,8 +231,3 @@ def _use(found: Survey, event: Event) -> None:
             use.blank += part
         else:
             use.damaged += part
-
-
-def _files_between(files: Sequence[FileUse], start: int, end: int) -> list[FileUse]:
-    low = max(0, int(np.searchsorted([file.base for file in files], start, "right")) - 1)
-    return [f for f in files[low:] if f.base < end and f.base + f.room > start]

@@ -446,12 +446,12 @@ def _plain_name(word: str) -> str:
 
 def partition_folder(names: Sequence[str], values: Sequence[Any]) -> str:
     """Return a folder such as ``topic=orders/day=2024-05-01``, with Hive's escapes."""
-    return "/".join(f"{n}={_hive_value(v)}" for n, v in zip(names, values, strict=True))
-
-
-def _hive_value(value: Any) -> str:
-    text = "" if value is None else str(value)
-    return _HIVE_ESCAPED.sub(lambda m: f"%{ord(m[0]):02X}", text) or _NULL_PARTITION
+    folders = []
+    for name, value in zip(names, values, strict=True):
+        text = "" if value is None else str(value)
+        escaped = _HIVE_ESCAPED.sub(lambda m: f"%{ord(m[0]):02X}", text)
+        folders.append(f"{name}={escaped or _NULL_PARTITION}")
+    return "/".join(folders)
 
 
 def _day(number: int) -> date | None:

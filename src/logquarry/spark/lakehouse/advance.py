@@ -229,8 +229,13 @@ class Advance:
             files = [file for result in kept for file in result.files]
             dead = [file for result in kept for file in result.dead]
             with held():
-                if files or dead or self._is_far(self._marks(end)):
-                    self._commit(files, dead, self._marks(end))
+                marks = self._marks(end)
+                is_far = any(
+                    value - self._committed.get(name, 0) > QUIET_BYTES
+                    for name, value in marks.items()
+                )
+                if files or dead or is_far:
+                    self._commit(files, dead, marks)
                 else:
                     self._run.give_up()
         except CommitUnknown:
@@ -342,9 +347,6 @@ class Advance:
             if broker in places:
                 found[_store(places[broker])] = value
         return found
-
-    def _is_far(self, marks: Marks) -> bool:
-        return any(v - self._committed.get(name, 0) > QUIET_BYTES for name, v in marks.items())
 
 
 def _broker(name: str) -> str:

@@ -226,18 +226,6 @@ def _namer(
     return name
 
 
-def _remove_run(folder: OutputFolder, run: str) -> None:
-    """Remove the files of a run, except in subfolders that are tables themselves.
-
-    In earlier versions, the table of dead letters could be such a subfolder.
-    """
-    paths = list(folder.files())
-    nested = tuple(table_folders(paths))
-    for path in paths:
-        if is_of_run(path, run) and not path.startswith(nested):
-            folder.remove(path)
-
-
 def noted_run(path: str) -> str | None:
     """Return the run that wrote the note at a path of the destination; None for other files."""
     place, _, name = path.rpartition("/")
@@ -424,8 +412,15 @@ class Run:
         if run.isalnum() and isinstance(wanted, dict):
             may_come = may_be_on_its_way and document.get(_ON_ITS_WAY) is not False
             for table in self._tables:
-                if not _has(table, wanted, may_come=may_come):
-                    _remove_run(table.folder, run)
+                if _has(table, wanted, may_come=may_come):
+                    continue
+                paths = list(table.folder.files())
+                # Skip subfolders that are tables themselves: in earlier versions, the table of dead
+                # letters could be such a subfolder.
+                nested = tuple(table_folders(paths))
+                for path in paths:
+                    if is_of_run(path, run) and not path.startswith(nested):
+                        table.folder.remove(path)
         self._folder.remove(self._note(run))
 
     @staticmethod
