@@ -161,6 +161,7 @@ def test_rebuild_as_a_document(store: Path, tmp_path: Path) -> None:
             "restarts": 0,
             "harmed": 0,
             "taken_over": False,
+            "end_sure": True,
         }
     ]
     with_index = document(run("rebuild", store, "--into", tmp_path / "new", "--index", "--json"))

@@ -282,6 +282,7 @@ def _show_rebuild(out: Output, report: RebuildReport, store: str, config: str | 
         out.line(f"  index          {text.plural(keys, 'key')} in {text.plural(files, 'file')}")
     if report.quarantine is not None:
         out.line(f"  old files      {text.printable(report.quarantine)}")
+    _show_unsure_ends(out, report.queues or ())
     _show_left_damage(out, report)
     if report.is_live:
         out.line()
@@ -300,7 +301,7 @@ def _show_queues(out: Output, report: RebuildReport) -> None:
     taken = sum(queue.is_taken_over for queue in report.queues)
     words = f"{text.plural(len(report.queues), 'queue')} of {text.plural(len(topics), 'topic')}"
     if taken:
-        words += f"; {taken} without a message in the log, copied unchanged"
+        words += f"; {taken} without a message in the log"
     out.line(f"  consume queues {words}")
     for queue in report.queues[: MOST_LISTED if report.damage else 0]:
         if queue.fillers:
@@ -311,6 +312,17 @@ def _show_queues(out: Output, report: RebuildReport) -> None:
     for queue in [queue for queue in report.queues if queue.harmed][:MOST_LISTED]:
         frames = text.plural(queue.harmed, "frame")
         out.line(f"    {_name(queue)}: {frames} with a harmed queue offset; the entries are right")
+
+
+def _show_unsure_ends(out: Output, queues: Sequence[QueueReport]) -> None:
+    from logquarry.repair.audit.expired_queues import end_words
+
+    lines = [
+        f"{one.topic}/{one.queue_id}: the old files are unusable, and {end_words(one.max_offset)}"
+        for one in queues
+        if not one.is_end_sure
+    ]
+    out.section("queues whose end is not sure", lines)
 
 
 def _name(queue: QueueReport) -> str:

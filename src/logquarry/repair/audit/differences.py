@@ -16,6 +16,7 @@ from logquarry.format.arrays import Bools, Int64
 from logquarry.format.index import IndexHeader
 from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.format.queue_entry import QueueEntry
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import NAME_DIGITS, FileSequence, StoreFile
 from logquarry.log.walk import DamagedSpan, ExpiredSpan, Span
 from logquarry.read.log_queues import QueueKey
@@ -214,6 +215,18 @@ def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
         # An empty last file does no harm: the writer has not yet written an entry to it.
         if found.fault is not FileFault.EMPTY_LAST or found.before is None:
             return found.reason()
+    return None
+
+
+def unreadable_file(files: Sequence[StoreFile], reader: OpenFiles) -> str | None:
+    """Return the first file of a queue with bytes that the disk does not return, and the reason, as
+    text; None if there is none. Reads all files.
+    """
+    for file in files:
+        reader.read(file.path, 0, file.size)
+        fault = reader.fault(file.path, 0, file.size)
+        if fault is not None:
+            return f"{file.path}: {fault.words}"
     return None
 
 

@@ -17,14 +17,15 @@ from logquarry.errors import CorruptFile, StoreNotFound, UsageError
 from logquarry.format import broker_json, queue_entry
 from logquarry.format.arrays import Int64, Records, consecutive
 from logquarry.format.batch import MOST_MESSAGES
-from logquarry.format.queue_entry import FILLER, UNIT_SIZE, QueueEntry
+from logquarry.format.queue_entry import FILLER, QueueEntry
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.rocksdb import read_config
 from logquarry.log.store_files import NAME_DIGITS
-from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue, is_batch_written
+from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, is_batch_written
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import UNIT_DTYPE, ConsumeQueue, FileQueue, has_message, is_written
-from logquarry.repair.audit.differences import Difference
+from logquarry.read.queue import UNIT_DTYPE, FileQueue, has_message, is_written
+from logquarry.repair.audit.differences import Difference, unreadable_file
 from logquarry.write.queue_writer import MOST_OFFSET
 
 _FILLER: Final = queue_entry.encode(FILLER)
@@ -62,75 +63,130 @@ def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
     return made, stop
 
 
-def stand_in(queue: ConsumeQueue, log_start: int, file_size: int) -> tuple[dict[int, bytes], int]:
-    """Return the entries of a new queue that replaces a queue with unusable files, and its end.
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """Entries that replace a queue with unusable files, and keep the queue's end.
 
-    The entries have the form of :func:`bridges`. They begin at the start of a file, and reach the
-    end of the old queue. Each entry points to the byte before the log, like the entry of an expired
-    message. The result is empty if a message of the queue has not expired.
+    Attributes:
+        number: position of the first entry, counted in entries.
+        entries: the bytes of the entries; b"" if the end cannot be kept.
+        end: queue offset at which the queue ends with these entries; 0 without entries.
+        is_sure: whether the queue surely ended there; otherwise it may have ended later.
+    """
+
+    number: int
+    entries: bytes
+    end: int
+    is_sure: bool
+
+
+def stand_in(queue: FileQueue, layout: StoreLayout, files: OpenFiles, file_size: int) -> StandIn:
+    """Return the entries of a new queue that replaces a queue with unusable files. The log has no
+    message of the queue.
+
+    The end is sure only if it lies within the last file, and this file is whole. If it is not sure,
+    the offset of a consumer group can show a later end, because it never is after the end. There
+    are no entries if nothing shows the end, or if a message of the queue has not expired. Then the
+    message is lost.
+
+    Each entry points to the byte before the log, like the entry of an expired message. In a consume
+    queue, the entries begin at the start of a file, and reach the end of the old queue. In a batch
+    queue, one entry shows the end.
 
     QUIRK: these entries must not be fillers. RocketMQ adds the size in a queue's last entry to the
     physical offset in this entry. It assumes that all messages before the sum are dispatched. For a
     filler, the sum is 2 GiB. So RocketMQ would dispatch no message before 2 GiB, in any queue.
     """
-    end, room = queue.entry_end, file_size // UNIT_SIZE
-    # A message takes more than one byte. So a later end is that of a file with a harmed name.
-    stop = end if end <= log_start else 0
-    for start, units in queue.runs(0, min(end, log_start)):
-        if (has_message(units) & (units["physical_offset"] >= log_start)).any():
-            return {}, 0
-        stop = max([stop, *(start + 1 + np.flatnonzero(is_written(units))[-1:]).tolist()])
-    if not stop:
-        return {}, 0
-    first = (stop - 1) // room * room
-    return {first: queue_entry.encode(QueueEntry(log_start - 1, 1, 0)) * (stop - first)}, stop
+    log_start = layout.commit_log.start
+    last = _last_of_batches(queue, log_start) if queue.is_batch else _last(queue, log_start)
+    if last is None:
+        return StandIn(0, b"", 0, is_sure=False)
+    end, is_sure = last.end, _is_sure(last, queue, layout, files, file_size)
+    committed = 0 if is_sure else _committed(layout, queue.key)
+    # In a consume queue, a message takes more than one byte, so the end is not after the log.
+    if end < committed <= (MOST_OFFSET if queue.is_batch else min(log_start, MOST_OFFSET)):
+        end = committed
+    if log_start <= 0 or not end:
+        # In a log that begins at 0, no message has expired. So a queue without entries was empty.
+        return StandIn(0, b"", 0, is_sure=log_start <= 0 and not committed)
+    room = file_size // queue.entry_size
+    if queue.is_batch:
+        entry = last.entry.copy()
+        if end != last.end:
+            entry["base"], entry["count"], entry["reserved"] = end - 1, 1, 0
+        return StandIn(max(0, last.number) // room * room, entry.tobytes(), end, is_sure)
+    number = (end - 1) // room * room
+    entries = queue_entry.encode(QueueEntry(log_start - 1, 1, 0)) * (end - number)
+    return StandIn(number, entries, end, is_sure)
+
+
+def end_words(end: int) -> str:
+    """Return what to tell the user if the end of a :class:`StandIn` is not sure."""
+    if not end:
+        return "its end cannot be kept: new messages begin at queue offset 0"
+    return f"it may have ended after queue offset {end}: new messages begin there"
 
 
 @dataclass(frozen=True, slots=True)
-class BatchStandIn:
-    """One entry that replaces a batch queue with unusable files, and keeps the queue's end.
-
-    Attributes:
-        number: position of the entry, counted in entries.
-        end: queue offset at which the queue ends.
-        is_sure: whether the queue surely ended there; otherwise it may have ended later.
+class _Last:
+    """The last entry of a queue: its position, counted in entries, and the queue's end.
+    ``number`` is -1 if no entry can be read. ``entry`` is used only in a batch queue.
     """
 
     number: int
-    entry: bytes
     end: int
-    is_sure: bool
+    entry: BatchEntries
 
 
-def batch_stand_in(queue: BatchQueue, layout: StoreLayout, file_size: int) -> BatchStandIn | None:
-    """Return the entry that keeps the end of a batch queue with unusable files. None if a message
-    of the queue has not expired, or if nothing shows the end.
+def _last(queue: FileQueue, log_start: int) -> _Last | None:
+    """Return the last entry of a consume queue. None if a message has not expired."""
+    end = queue.entry_end if queue.entry_end <= log_start else 0
+    for numbers, entries in _parts(queue, log_start):
+        if (has_message(entries) & (entries["physical_offset"] >= log_start)).any():
+            return None
+        # A message takes more than one byte. So a later entry is in a file with a harmed name.
+        written = numbers[is_written(entries) & (numbers < log_start)]
+        end = max([end, *(written[-1:] + 1).tolist()])
+    return _Last(end - 1, end, np.empty(0, BATCH_DTYPE))
 
-    The names of the files show no queue offsets. The last entry that can be read shows the end, and
-    so does the offset of a consumer group, which never is after the end. The end is sure only if
-    the last file is whole.
+
+def _last_of_batches(queue: FileQueue, log_start: int) -> _Last | None:
+    """Return the entry of a batch queue with the highest queue offset, because the names of the
+    files show no queue offsets. None if a message has not expired.
     """
-    log_start = layout.commit_log.start
-    number, end, is_sure = 0, 0, False
-    last = np.zeros(1, BATCH_DTYPE)
-    last["physical_offset"], last["size"], last["compacted_offset"] = log_start - 1, 1, -1
+    made = np.zeros(1, BATCH_DTYPE)
+    made["physical_offset"], made["size"], made["compacted_offset"] = log_start - 1, 1, -1
+    last = _Last(-1, 0, made)
     for file, data in queue.file_bytes():
         entries = np.frombuffer(data, BATCH_DTYPE, len(data) // queue.entry_size)
-        entries = entries[is_batch_written(entries) & (entries["base"] <= MOST_OFFSET)]
+        there = np.flatnonzero(is_batch_written(entries) & (entries["base"] <= MOST_OFFSET))
+        entries = entries[there]
         if (entries["physical_offset"] >= log_start).any():
             return None
-        stop = int(entries["base"][-1]) + int(entries["count"][-1]) if len(entries) else 0
-        is_sure = file.size == file_size and not file.base % file_size and stop > end
-        if stop > end:
-            number = file.base // file_size * (file_size // queue.entry_size)
-            last, end = entries[-1:].copy(), stop
-    read = _committed(layout, queue.key)
-    if not is_sure and end < read <= MOST_OFFSET:
-        end = read
-        last["base"], last["count"], last["reserved"] = end - 1, 1, 0
-    if not end or log_start <= 0:
-        return None
-    return BatchStandIn(number, last.tobytes(), end, is_sure)
+        end = int(entries["base"][-1]) + int(entries["count"][-1]) if len(entries) else 0
+        if end > last.end:
+            last = _Last(file.base // queue.entry_size + int(there[-1]), end, entries[-1:])
+    return last
+
+
+def _is_sure(
+    last: _Last, queue: FileQueue, layout: StoreLayout, files: OpenFiles, file_size: int
+) -> bool:
+    """Return whether no later entry can have been lost: the last file is whole and not full, so the
+    queue has no missing file after it.
+    """
+    # A queue leaves out files with impossible names; the layout has them.
+    listed = layout.batch_queue(*queue.key) if queue.is_batch else layout.queue(*queue.key)
+    if not listed.files:
+        return False
+    file = listed.files[-1]
+    end = (last.number + 1) * queue.entry_size
+    is_whole = file.size == file_size and not file.base % file_size
+    return (
+        is_whole
+        and file.base < end < file.base + file_size
+        and unreadable_file((file,), files) is None
+    )
 
 
 def _committed(layout: StoreLayout, key: QueueKey) -> int:

@@ -146,8 +146,8 @@ class QueueReport:
         fillers: number of fillers, for messages that the log has lost.
         restarts: number of times that the topic was deleted and created again.
         harmed: number of frames with a harmed queue offset; their entries are at the right offset.
-        is_taken_over: whether the old files were copied, because the log has no message of the
-            queue.
+        is_taken_over: whether the log has no message of the queue, so the rebuild has kept its end.
+        is_end_sure: False if the old files were unusable, and the queue may have ended later.
     """
 
     topic: str
@@ -158,6 +158,7 @@ class QueueReport:
     restarts: int
     harmed: int = 0
     is_taken_over: bool = False
+    is_end_sure: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +208,7 @@ class RebuildReport:
 
 def _queue(queue: QueueReport) -> dict[str, Any]:
     found = asdict(queue)
-    return found | {"taken_over": found.pop("is_taken_over")}
+    return {name.removeprefix("is_"): value for name, value in found.items()}
 
 
 # -------------------------------------------------------------------------------------- the build

@@ -20,7 +20,7 @@ from logquarry.format import queue_entry as table
 from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import needs_package
-from logquarry.read.batch_queue import BatchEntries, BatchQueue
+from logquarry.read.batch_queue import BatchEntries
 from logquarry.read.features import ROCKSDB_QUEUES
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.rocksdb_queue import ENTRY_DTYPE, open_queues
@@ -124,16 +124,6 @@ class BatchFiles(EntryFiles):
                 sync_file(self._disk, path)
             self._disk.sync_names(self._folder.joinpath(key[0], str(key[1])))
         self._held = 0
-
-    def expired(self, layout: StoreLayout) -> list[BatchQueue]:
-        """Return the old queues of which the log has no message any more."""
-        return [
-            queue
-            for queue in BatchQueue.all_of(layout)
-            if queue.key not in self.queues
-            and (end := queue.last_physical_end) is not None
-            and end <= layout.commit_log.start
-        ]
 
     def _write(self, key: QueueKey, queue: BuiltBatchQueue) -> None:
         data = b"".join(queue.parts)

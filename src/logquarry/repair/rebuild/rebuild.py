@@ -15,7 +15,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -26,7 +26,6 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.folders import StoreLock, alone_in
 from logquarry.disk.page_file import DurableFile
 from logquarry.errors import StoreNotFound, UsageError
-from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_folder, local_store
 from logquarry.log.open_files import OpenFiles
@@ -48,8 +47,8 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue, FileQueue
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
-from logquarry.repair.audit.differences import queue_fault
-from logquarry.repair.audit.expired_queues import bridges, stand_in
+from logquarry.repair.audit.differences import queue_fault, unreadable_file
+from logquarry.repair.audit.expired_queues import StandIn, bridges, stand_in
 from logquarry.repair.audit.harmed_ids import HarmedIds
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.audit.timer_files import mend_timer_files
@@ -341,13 +340,14 @@ class _Rebuild:
         made: list[QueueReport] | None = None
         left_out: list[LeftOut] = []
         if queues is not None:
-            made = [*_reports(queues.queues), *self._take_over(layout, queues, queue_size)]
+            made = _reports(queues.queues)
+            if job.batch is not None:
+                made += _reports(job.batch.queues)
+            made += self._take_over(job, queues)
             left_out += queues.left_out
             self.disk.make_folders(self._build / CONSUME_QUEUE)
             self.disk.sync_names(self._build / CONSUME_QUEUE)
         if job.batch is not None:
-            expired = (self._copied(layout, old) for old in job.batch.expired(layout))
-            made = [*(made or ()), *_reports(job.batch.queues), *expired]
             left_out += job.batch.left_out
             self.disk.sync_names(self._build / BATCH_QUEUE)
         if INDEX in self.names:
@@ -390,43 +390,53 @@ class _Rebuild:
             bounds = dataclasses.replace(bounds, is_closed=False)
         return LogAudit(layout, bounds), bounds.likely_end or layout.commit_log.end, old
 
-    def _take_over(
-        self, layout: StoreLayout, queues: QueueFiles, file_size: int
-    ) -> list[QueueReport]:
-        """Copy each old queue of which the log has no message any more. Otherwise new messages
-        would begin at queue offset 0, and consumers, whose offsets are higher, would skip them.
+    def _take_over(self, job: BuildJob, queues: QueueFiles) -> Iterator[QueueReport]:
+        """Keep the end of each old queue of which the log has no message any more. Otherwise new
+        messages would begin at queue offset 0, and consumers, whose offsets are higher, would skip
+        them.
         """
-        taken = []
+        # The layout has all sizes: the files of an unusable queue can show a wrong one.
+        layout = StoreLayout.open(self.root, job.config)
         if isinstance(queues, RocksFiles):
             for name, end in queues.take_over(layout).items():
-                taken.append(QueueReport(*name, end, end, 0, 0, is_taken_over=True))
-        for queue in ConsumeQueue.all_of(layout, OpenFiles(layout)):
-            key: QueueKey = queue.key
-            if key in queues.queues or not queue.files:
-                continue
-            if queue_fault(queue.files, file_size):
-                taken += self._replaced(layout, queue, file_size)
-                continue
-            units = queue.units(queue.files[0].base // UNIT_SIZE, queue.max_offset)
-            if (units["physical_offset"] >= layout.commit_log.start).any():
-                continue
-            report = self._copied(layout, queue)
-            taken += [report] if report.max_offset else []
-        return taken
+                yield QueueReport(*name, end, end, 0, 0, is_taken_over=True)
+        yield from self._taken_over(layout, ConsumeQueue, queues.queues)
+        if job.batch is not None:
+            yield from self._taken_over(layout, BatchQueue, job.batch.queues)
 
-    def _replaced(
-        self, layout: StoreLayout, queue: ConsumeQueue, file_size: int
+    def _taken_over(
+        self,
+        layout: StoreLayout,
+        kind: type[ConsumeQueue | BatchQueue],
+        built: Container[QueueKey],
     ) -> Iterator[QueueReport]:
+        files = OpenFiles(layout)
+        for queue in kind.all_of(layout, files):
+            # A queue leaves out files with impossible names; the layout has them.
+            key, is_batch = queue.key, queue.is_batch
+            listed = layout.batch_queue(*key) if is_batch else layout.queue(*key)
+            if key in built or not listed.files:
+                continue
+            size = listed.file_size
+            if queue_fault(listed.files, size) or unreadable_file(listed.files, files):
+                yield self._replaced(queue, stand_in(queue, layout, files, size), size)
+            elif _has_expired(queue):
+                report = self._copied(layout, queue)
+                if report.max_offset:
+                    yield report
+
+    def _replaced(self, queue: FileQueue, made: StandIn, file_size: int) -> QueueReport:
         """Replace a queue with unusable files, whose messages have all expired, by a new queue with
         the same end.
         """
-        made, stop = stand_in(queue, layout.commit_log.start, file_size)
-        for number, entries in made.items():
-            folder = self._build / CONSUME_QUEUE / queue.topic / str(queue.queue_id)
-            path = folder / f"{number * UNIT_SIZE:0{NAME_DIGITS}d}"
+        if made.entries:
+            root = BATCH_QUEUE if queue.is_batch else CONSUME_QUEUE
+            name = f"{made.number * queue.entry_size:0{NAME_DIGITS}d}"
+            path = self._build / root / queue.topic / str(queue.queue_id) / name
             with self.disk.writing(path, file_size) as descriptor:
-                self.disk.write_all(descriptor, entries, 0)
-            yield QueueReport(queue.topic, queue.queue_id, stop, stop, 0, 0, is_taken_over=True)
+                self.disk.write_all(descriptor, made.entries, 0)
+        end, is_sure = made.end, made.is_sure
+        return QueueReport(*queue.key, end, end, 0, 0, is_taken_over=True, is_end_sure=is_sure)
 
     def _copied(self, layout: StoreLayout, queue: FileQueue) -> QueueReport:
         made, end = bridges(queue, layout.commit_log.start)
@@ -440,6 +450,16 @@ class _Rebuild:
                 self.disk.write_all(descriptor, memoryview(data), 0)
         stop = queue.max_offset if queue.is_batch else end
         return QueueReport(queue.topic, queue.queue_id, stop, stop, 0, 0, is_taken_over=True)
+
+
+def _has_expired(queue: FileQueue) -> bool:
+    """Whether the log has no message of a queue any more."""
+    if queue.is_batch:
+        end = queue.last_physical_end
+        return end is not None and end <= queue.log_min_offset
+    start = queue.files[0].base // queue.entry_size
+    units = queue.units(start, queue.max_offset)
+    return not (units["physical_offset"] >= queue.log_min_offset).any()
 
 
 def _reports(built: Mapping[QueueKey, BuiltQueue | BuiltBatchQueue]) -> list[QueueReport]:

@@ -34,10 +34,10 @@ from logquarry.log.store_files import (
     queue_form,
 )
 from logquarry.log.walk import LogReader
-from logquarry.read.batch_queue import BatchQueue, all_queues
+from logquarry.read.batch_queue import all_queues
 from logquarry.read.log_end import DamageMap, checkpoint_times, lost_tail
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import ConsumeQueue, Queue
+from logquarry.read.queue import FileQueue, Queue
 from logquarry.read.rocksdb_queue import RocksQueue
 from logquarry.repair.audit.differences import (
     AuditedQueue,
@@ -45,8 +45,9 @@ from logquarry.repair.audit.differences import (
     file_differences,
     queue_fault,
     queue_name,
+    unreadable_file,
 )
-from logquarry.repair.audit.expired_queues import batch_stand_in, stand_in
+from logquarry.repair.audit.expired_queues import end_words, stand_in
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.harmed_ids import HarmedIds
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, torn_end
@@ -147,7 +148,7 @@ class _Planner:
         self._steps = Steps()
         self._words: list[str] = []
         self._unusable: dict[QueueKey, str] = {}
-        self._replaced: dict[QueueKey, Queue] = {}
+        self._replaced: dict[QueueKey, FileQueue] = {}
         self._rocksdb = folder_to_recover(layout)
 
     def plan(self, progress: Progress | None, stretch_bytes: int) -> SafePlan:
@@ -190,7 +191,7 @@ class _Planner:
         self._words += log.words
         self._check_log_files(log)
         self._plan_log(log)
-        audited = [self._with_end(audit.finish(log.start), log.start) for audit in audits]
+        audited = [self._with_end(audit.finish(log.start)) for audit in audits]
         in_rocksdb, refused = self._plan_rocksdb(audited, log.end)
         queues = tuple(map(plan_queue, audited)) if self._rocksdb is None else ()
         self._plan_queues(queues)
@@ -350,42 +351,27 @@ class _Planner:
             # A Queue leaves out files with impossible names; the layout has them.
             sequence = self._layout.batch_queue(*key) if is_batch else self._layout.queue(*key)
             files = sequence.files
-            reason = queue_fault(files, form.file_size) or self._unreadable(files)
+            reason = queue_fault(files, form.file_size) or unreadable_file(files, self._files)
             if reason is not None:
                 self._unusable[key] = reason
                 self._replaced[key] = queue
             self._queues[key] = queue if reason is None else None
 
-    def _with_end(self, found: AuditedQueue, log_start: int) -> AuditedQueue:
+    def _with_end(self, found: AuditedQueue) -> AuditedQueue:
         """Keep the end of a queue with unusable files if all its messages have expired."""
         queue = self._replaced.get(found.key)
         if found.end is not None or queue is None:
             return found
-        size = queue_form(self._config, queue.topic).file_size
-        if isinstance(queue, BatchQueue):
-            one = batch_stand_in(queue, self._layout, size)
-            words = f"the files of {queue_name(found.key)} are unusable, and "
-            if one is None:
-                words += "its end cannot be kept: new messages begin at queue offset 0"
-                self._words.append(words)
-                return found
-            if not one.is_sure:
-                words += f"it may have ended after queue offset {one.end}: new messages begin there"
-                self._words.append(words)
-            end, made = one.number + 1, {one.number: one.entry}
-            return replace(found, had_until=end, kept_until=end, bridges=made)
-        if not isinstance(queue, ConsumeQueue):
+        file_size = queue_form(self._config, queue.topic).file_size
+        made = stand_in(queue, self._layout, self._files, file_size)
+        if not made.is_sure:
+            name, words = queue_name(found.key), end_words(made.end)
+            self._words.append(f"the files of {name} are unusable, and {words}")
+        if not made.entries:
             return found
-        made, end = stand_in(queue, log_start, size)
-        return replace(found, had_until=end, kept_until=end, bridges=made) if made else found
-
-    def _unreadable(self, files: tuple[StoreFile, ...]) -> str | None:
-        for file in files:
-            self._files.read(file.path, 0, file.size)
-            fault = self._files.fault(file.path, 0, file.size)
-            if fault is not None:
-                return f"{file.path}: {fault.words}"
-        return None
+        end = made.number + len(made.entries) // queue.entry_size
+        bridges = {made.number: made.entries}
+        return replace(found, had_until=end, kept_until=end, bridges=bridges)
 
     def _plan_rocksdb(
         self, queues: Sequence[AuditedQueue], log_end: int

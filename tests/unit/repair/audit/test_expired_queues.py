@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
@@ -14,6 +15,8 @@ import logquarry as lq
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
+from logquarry.log.readable import Unreadable
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue
 from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.expired_queues import bridges
@@ -103,6 +106,120 @@ def test_an_expired_queue_with_unusable_files_keeps_its_end(
         assert store.put(lq.Message("orders", b"new", queue_id=0)).queue_offset == MESSAGES
     with lq.MessageStore.open(expired) as store:
         assert [m.body for m in store.get("orders", 0, MESSAGES).messages] == [b"new"]
+
+
+def committed(root: Path, topic: str, offset: int) -> None:
+    text = json.dumps({"offsetTable": {f"{topic}@group": {"0": offset}}})
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config/consumerOffset.json").write_text(text)
+
+
+def put_batches(root: Path) -> Path:
+    """Write a batch queue with 2 files, whose 17 messages have all expired."""
+    (root / "config").mkdir(exist_ok=True)
+    topic = {"topicName": "batches", "attributes": {"queue.type": "BatchCQ"}}
+    table = {"topicConfigTable": {"batches": topic}}
+    (root / "config/topics.json").write_text(json.dumps(table))
+    folder = root / "batchconsumequeue/batches/0"
+    folder.mkdir(parents=True)
+    for base, count in ((0, 10), (10, 7)):
+        data = queue_entry_rows(base, count).tobytes()
+        (folder / f"{46 * base:020d}").write_bytes(data.ljust(460, b"\0"))
+    return folder
+
+
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+@pytest.mark.parametrize(
+    ("topic", "harm", "read", "end"),
+    [
+        ("orders", "last gone", 0, 30),
+        ("orders", "last gone", 35, 35),
+        ("orders", "last gone", 20, 30),
+        ("orders", "last gone", 1 << 40, 30),
+        ("orders", "last short", 36, 36),
+        ("orders", "last misnamed", 36, 36),
+        ("orders", "all", 33, 33),
+        ("orders", "all", 0, 10),
+        ("batches", "last gone", 0, 10),
+        ("batches", "last gone", 15, 15),
+        ("batches", "last short", 0, 12),
+        ("batches", "all", 16, 16),
+        ("batches", "all", 0, 0),
+    ],
+)
+def test_the_user_learns_that_the_end_of_an_expired_queue_is_not_sure(
+    expired: Path, topic: str, harm: str, read: int, end: int, *, is_rebuilt: bool
+) -> None:
+    """The offsets of consumers show at least where the queue ended."""
+    folder = expired / "consumequeue/orders/0"
+    if topic == "batches":
+        folder = put_batches(expired)
+    committed(expired, topic, read)
+    first, *_, last = sorted(folder.iterdir())
+    if harm == "last gone":
+        last.unlink()
+        os.truncate(first, first.stat().st_size // 2 if topic == "orders" else 500)
+    elif harm == "last short":
+        os.truncate(last, 100)
+    elif harm == "last misnamed":
+        last.rename(folder / f"{601:020d}")
+    else:
+        for path in folder.iterdir():
+            path.write_bytes(b"")
+    if is_rebuilt:
+        report = rebuild(expired, apply=True)
+        (found,) = [one for one in report.queues or () if (one.topic, one.queue_id) == (topic, 0)]
+        assert found.is_taken_over and not found.is_end_sure
+        assert (found.min_offset, found.max_offset) == (end, end)
+        assert [one for one in report.queues or () if not one.is_end_sure] == [found]
+    else:
+        words = "it may have ended after" if end else "its end cannot be kept"
+        told = [line for line in lq.recover(expired, apply=True).looked_at if words in line]
+        assert len(told) == 1 and f"the files of queue 0 of {topic} are unusable" in told[0]
+    assert not lq.recover(expired).is_needed
+    assert not lq.verify(expired).has_damage
+    with lq.MessageStore.open(expired) as store:
+        assert store.queue_offsets(topic, 0).max == end
+
+
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+@pytest.mark.parametrize("topic", ["orders", "batches"])
+def test_a_whole_last_file_shows_the_end_for_sure(
+    expired: Path, topic: str, *, is_rebuilt: bool
+) -> None:
+    """So a consumer offset after the end, which can only be harmed, does not move the end."""
+    folder = expired / "consumequeue/orders/0"
+    if topic == "batches":
+        folder = put_batches(expired)
+    committed(expired, topic, 100)
+    os.truncate(sorted(folder.iterdir())[0], 92)
+    if is_rebuilt:
+        assert all(one.is_end_sure for one in rebuild(expired, apply=True).queues or ())
+    else:
+        assert not [line for line in lq.recover(expired, apply=True).looked_at if "ended" in line]
+    with lq.MessageStore.open(expired) as store:
+        assert store.queue_offsets(topic, 0).max == (37 if topic == "orders" else 17)
+
+
+def test_entries_after_zeroed_entries_of_the_last_file_count(expired: Path) -> None:
+    os.truncate(expired / "consumequeue/orders/0" / f"{0:020d}", 100)
+    zero(expired, {31})
+    rebuild(expired, apply=True)
+    with lq.MessageStore.open(expired) as store:
+        assert store.queue_offsets("orders", 0).max == MESSAGES
+
+
+def test_unreadable_bytes_at_the_end_make_it_unsure(
+    expired: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = Unreadable(0, 200, "the disk does not return it")
+
+    def unreadable(_: OpenFiles, path: str, position: int, length: int) -> Unreadable | None:
+        return fault if path.endswith(f"orders/0/{600:020d}") else None
+
+    monkeypatch.setattr(OpenFiles, "fault", unreadable)
+    report = rebuild(expired, apply=True)
+    assert [one.queue_id for one in report.queues or () if not one.is_end_sure] == [0]
 
 
 @pytest.mark.parametrize("is_rebuilt", [False, True])
@@ -198,9 +315,9 @@ def test_a_bridge_does_not_span_a_missing_file(tmp_path: Path) -> None:
     assert bridges(simple, 0) == ({}, 0)
 
 
-def queue_entry_rows(base: int) -> BatchEntries:
-    entries = np.zeros(5, BATCH_DTYPE)
-    entries["base"] = np.arange(base, base + 5)
+def queue_entry_rows(base: int, count: int = 5) -> BatchEntries:
+    entries = np.zeros(count, BATCH_DTYPE)
+    entries["base"] = np.arange(base, base + count)
     entries["physical_offset"] = 100 * entries["base"]
     entries["size"], entries["count"] = 100, 1
     return entries
