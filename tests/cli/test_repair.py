@@ -15,7 +15,7 @@ from click.testing import Result
 import logquarry as lq
 from logquarry.cli.output import Output
 from logquarry.cli.repair import _show_rebuild
-from logquarry.repair.rebuild.build import FileCount, RebuildReport
+from logquarry.repair.rebuild.build import FileCount, QueueReport, RebuildReport
 from tests.helpers.command import run
 from tests.helpers.hostile_store import EVIL_TOPIC
 from tests.helpers.small_store import facts, opened
@@ -142,6 +142,29 @@ def test_next_steps_of_a_rebuild_keep_its_parts(
     commands = re.findall(r"logquarry (rebuild .*)", capsys.readouterr().out)
     more = "" if option is None else f" {option}"
     assert commands == [f"rebuild s --into DIR{more}", f"rebuild s --in-place --apply{more}"]
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [(30, "it may have ended after queue offset 30"), (0, "its end cannot be kept")],
+)
+def test_a_rebuild_names_queues_whose_end_is_not_sure(
+    end: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = RebuildReport(
+        store="s",
+        into=None,
+        is_applied=True,
+        is_live=False,
+        has_abort=False,
+        old={"consumequeue": FileCount(1, 20)},
+        log_start=100,
+        queues=(QueueReport("a", 1, end, end, 0, 0, is_taken_over=True, is_end_sure=False),),
+    )
+    _show_rebuild(Output(), report, "s", None)
+    shown = capsys.readouterr().out
+    assert "queues whose end is not sure" in shown
+    assert f"a/1: the old files are unusable, and {words}: new messages begin" in shown
 
 
 def test_rebuild_as_a_document(store: Path, tmp_path: Path) -> None:
