@@ -11,6 +11,8 @@ import json
 import os
 import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -174,9 +176,16 @@ def typing_error(root: Path) -> None:
 
 @contextmanager
 def held_lock(root: Path) -> Iterator[None]:
-    """A process has the store open. Locks of one process exclude each other too."""
-    with lq.MessageStore.open(root, mode="rw"):
+    """Another process has the store open, until its standard input ends."""
+    program = "import sys, logquarry as lq\nwith lq.MessageStore.open(sys.argv[1], mode='rw'):\n"
+    program += "    print('open', flush=True)\n    sys.stdin.read()\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, root], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        assert holder.stdout.readline()
         yield
+        holder.stdin.close()
 
 
 @contextmanager

@@ -104,12 +104,12 @@ WRITES: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
     "put_async": ({}, {"message": (*MESSAGE, None, ("t",) * 17)}),
     "put_batch": (
         {},
-        {"messages": ("x", 5, ["x"], [None], {}, [], lq.Message("t")), "wire": NO_BYTES}
+        {"messages": ("x", 5, ["x"], [None], lq.Message("t")), "wire": NO_BYTES}
         | {"message": MESSAGE},
     ),
     "put_batch_async": (
         {},
-        {"messages": ("x", 5, ["x"], [None], {}, [], lq.Message("t")), "wire": NO_BYTES}
+        {"messages": ("x", 5, ["x"], [None], lq.Message("t")), "wire": NO_BYTES}
         | {"message": MESSAGE},
     ),
     "put_many": ({}, {"messages": ("x", 5, ["x"], [None] * 99, {}, None, lq.Message("t"), THING)}),
