@@ -5,7 +5,8 @@ import os
 try:
     from logquarry.cli import interrupts
 except KeyboardInterrupt:
-    # Import this first: the command line cannot handle Ctrl-C before its own import has ended.
+    # Ctrl-C arrived during the import above, before the command line can handle it. So import this
+    # module before all others.
     os.write(2, b"error: interrupted\n")
     os._exit(130)
 

@@ -340,8 +340,8 @@ class Port:
         self._servers: list[asyncio.Server] = []
         self.spawn = core.spawn
         self.port = 0
-        # Three ports must leave a quarter of the open files to the store: without them, puts and
-        # the dispatch into queues and index would fail.
+        # Each of the broker's three ports may use at most a quarter of the open files. The store
+        # needs the rest: without it, puts and the dispatch into queues and index would fail.
         self._most_connections = min(core.options.max_connections, file_limit() // 4)
 
     async def listen(self, port: int, option: str) -> None:

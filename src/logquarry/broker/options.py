@@ -103,8 +103,8 @@ class BrokerOptions:
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, and must be at least 0")
         for name in ("name", "cluster"):
-            # There are topics with the names of the broker and of the cluster. Each message also
-            # has the cluster's name as a property.
+            # Limit the names: each is also the name of a topic, and each message has the cluster's
+            # name as a property.
             given = getattr(self, name)
             if not given.isprintable() or not given.strip() or len(given) > _LONGEST_NAME:
                 option = "--cluster" if name == "cluster" else "--broker-name"

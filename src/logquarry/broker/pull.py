@@ -87,8 +87,8 @@ class Pull:
         deadline: time on the event loop's clock until which the pull may be held; 0 if it must not
             be held.
         has_moved: whether ``offset`` was moved past messages that the filter excludes.
-        awaited: the queue's reported end, if the last read ended before it and the broker reads
-            again; else -1.
+        awaited: the end of the queue that the dispatcher reported, if the last read did not reach
+            this end, so that the broker reads again; else -1.
     """
 
     request: Request

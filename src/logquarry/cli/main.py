@@ -90,8 +90,8 @@ class _Commands(click.Group):
                     _close_stdout()
                 ctx.exit(exit_code(error))
             except Exception as error:
-                # If Ctrl-C was pressed, this can be the KeyboardInterrupt: an extension module may
-                # have turned it into another exception.
+                # After Ctrl-C, this error can be a KeyboardInterrupt that an extension module has
+                # turned into another exception.
                 if not interrupts.has_arrived() or isinstance(error, click.exceptions.Exit):
                     raise
                 _interrupted(ctx)

@@ -70,7 +70,7 @@ class StateTableKeeper:
         self._book = TransactionBook(next_number, found.known_until)
         self._book.open.update(found.open)
         self._known_until = self._table_until = log_end
-        # Needed because users read and other threads flush while the dispatcher's thread writes.
+        # The dispatcher's thread writes the table, while users read it and other threads flush it.
         self._lock = threading.Lock()
         self._changed: set[MappedFile] = set()
         # A flush holds this lock while it syncs files with changed states, so that the retention
@@ -316,8 +316,8 @@ class TransactionCheck:
                 reason = f"the transaction at {offset} is open, but not in the table"
                 yield reason, not ours.group_hash
             elif ours is None:
-                # RocketMQ ignores a COMMIT or ROLLBACK with a number that is not the entry's, and
-                # so causes this difference.
+                # If the number in a COMMIT or ROLLBACK is not that of the entry, RocketMQ ignores
+                # the message, and so causes this difference.
                 reason = f"the transaction at {offset} is open in the table, but not in the log"
                 yield reason, offset in self._ended
             elif ours[1:] != theirs[1:]:
@@ -325,7 +325,8 @@ class TransactionCheck:
                 yield reason, False
         yield from self._ended_faults(table, start)
         if (self.book.next_number or 0) > table.end:
-            # In a table that RocketMQ builds again, the numbers start at 0.
+            # RocketMQ causes this difference: when it builds the table again, the numbers start at
+            # 0.
             yield f"its entries end at {table.end}, but the log has higher numbers", True
 
     def _ended_faults(self, table: UnitFiles, log_start: int) -> Iterator[tuple[str, bool]]:

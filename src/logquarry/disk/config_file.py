@@ -275,7 +275,7 @@ class ConfigTables:
         Raises ValueError, without a change, if the document is invalid.
         """
         came = table.decode(document)
-        # Encode the table before the write, because encoding can fail, and then no file may change.
+        # Encode the table before any write: if the encoding fails, no file has changed.
         table.encode(came)
         with self._taking:
             self._disk.health.require_writable()

@@ -189,7 +189,7 @@ class MappedFile(FilePlace):
         if self._pooled is not None:
             self._pooled[at:end] = data
         else:
-            # A system call would extend a truncated file, and no page would be lost (SIGBUS).
+            # A system call would extend a truncated file, without SIGBUS as a sign: check the size.
             self._require_size()
             try:
                 self._disk.write_all(self._descriptor, data, at)

@@ -219,7 +219,7 @@ class MappedFileQueue(LastFile):
             file.guards_name = True
             self._guard.guard(file.path)
             if not file.is_named():
-                # check() restores only a name that was lost after the call of guard().
+                # check() restores the name only if it was lost after the call of guard().
                 self._guard.check()
         return file.is_named()
 

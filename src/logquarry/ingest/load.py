@@ -399,7 +399,7 @@ class _Decision:
         if load.is_named:
             Ledger(self._disk, root).add(load)
         self._disk.remove(self._path)
-        # Forget the load last: its ledger entry keeps a store from a second append.
+        # Forget the load last: a store does not append a load that its ledger has.
         for name in () if load.is_named else stores:
             Ledger(self._disk, root / name).forget(load)
         remove_staged(self._plan.loads, load)

@@ -142,8 +142,8 @@ class _OpenFile:
         more = min(length + self._ahead, view.size - position)
         view.window(position, more)
         if first_unreadable(view.unreadable, position, more):
-            # A window with an unreadable range is a copy, and kernels need the map. So return only
-            # the requested range.
+            # Return only the requested range: the longer window would contain unreadable bytes.
+            # Such a window is a copy, and kernels need the map.
             more = length
         start = view.good_start(position)
         return start, view.window(start, position - start + more)

@@ -244,8 +244,8 @@ class CommitLog:
         )
 
     def _explained(self, offset: int, outcome: Blank | Damage) -> MessageNotFound | CorruptFrame:
-        # Walk from the file's start to find out whether there is damage at the offset, or whether a
-        # sound frame contains the offset, so that the offset is wrong.
+        # Walk from the file's start to find out which is true: there is damage at the offset, or
+        # the offset is wrong, because it is inside a sound frame.
         where = f"{self._layout.log_path(offset)}: no message starts at {offset}"
         file = self.files.at(offset)
         if file is not None and not self._layout.filesystem.exists(file.path):

@@ -439,8 +439,8 @@ class _InnerReader:
                 return found
             batch = found.unwrap()
             if len(batch) == 1 and is_inner_batch(batch[0].sys_flag):
-                # The flags mark an inner batch, but the body is none. Return the frame as one
-                # message, as RocketMQ's clients do.
+                # The flags mark an inner batch, but the body contains no batch. Return the frame as
+                # one message, as RocketMQ's clients do.
                 return found
             self._place, self._batch = physical_offset, batch
         first, count = self._batch[0].queue_offset, len(self._batch)

@@ -244,7 +244,7 @@ class RocksQueue(Queue):
         self._is_strict = is_strict
         self._first, (last, self.last_place) = database.bounds[key]
         # After a truncation of the log, RocksDB keeps the entries of truncated messages until new
-        # entries replace them. So the tail replaces them here.
+        # entries replace them. So read RocksDB only up to the start of the tail.
         self._stop = last + 1 if tail is None else min(last + 1, tail.min_offset)
 
     @cached_property

@@ -260,9 +260,10 @@ def find_timers(
     if found.waiting:
         start = known.since
         if start is None:
-            # In the log, a delivered copy is after its message. So start at the first message that
-            # waits, or at wheel_since if that is later. But a message that is not in the wheel yet
-            # may be delivered directly, so start no later than at the first such message.
+            # In the log, a delivered copy is after its message. So no search is needed before the
+            # first message that waits, or before wheel_since. Exception: a message that is not in
+            # the wheel yet may be delivered directly, so search from the first such message on,
+            # even before wheel_since.
             enqueued = max((check.enqueued for check in known.checks), default=0)
             places = [(o >= enqueued, one.physical_offset) for o, one in found.waiting.items()]
             late = [place for is_late, place in places if is_late]

@@ -72,7 +72,7 @@ class Replica:
         self.position = self._known_end = self.feed.wrote_offset
         self.feed.vouch(self.checked)
         self._vouched = self.checked
-        # Call the compiled function that checks frames once now, because its first call is slow.
+        # Make the first call of the compiled function that checks frames now, because it is slow.
         codec.walk(codec.Window.of(bytes(8), 0), 0, 0, self._rows, check_crc=self.check_crc)
 
     def request(self) -> int:

@@ -67,8 +67,8 @@ class TopicQueues:
 class CommonFrames:
     """The frames of the messages of one ``put_many``.
 
-    ``odd`` maps the number of an odd message to the message. The number of a topic is its position
-    in ``topics``, and the number of a host is its position in ``hosts``.
+    ``odd`` maps the position of an odd message to the message. The number of a topic is its
+    position in ``topics``, and the number of a host is its position in ``hosts``.
     """
 
     _data: Any

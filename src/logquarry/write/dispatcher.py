@@ -304,7 +304,7 @@ class DispatchService(Service):
                 self._flags.clear(Refusal.LOGICS_QUEUE_ERROR)
         self._tell_waiting()
         if not self.is_stopping and self._dispatcher.offset - start < _MOST_BYTES:
-            # RocketMQ pauses for 1 ms.
+            # Pause before the next run. The pause of RocketMQ is always 1 ms.
             least, most = _PAUSES
             self._hurry.take(min(most, max(least, _PAUSE_SHARE * (time.monotonic() - began))))
 

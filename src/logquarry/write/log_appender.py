@@ -49,7 +49,7 @@ class AppendRules:
     """The rules for an append in 4.9.3. Subclasses define the rules of other dialects."""
 
     def own_offset(self, encoded: Encoded) -> int:
-        """Return QUEUEOFFSET of a frame that takes no queue offset."""
+        """Return the value of the field QUEUEOFFSET for a frame that uses up no queue offset."""
         return encoded.own_offset
 
     has_property_crc = False
@@ -126,7 +126,7 @@ class LogAppender(FrameAppend):
             )
         self._health.require_writable()
         since = self._held_since
-        # isOSPageCacheBusy
+        # As RocketMQ's isOSPageCacheBusy: another put has held the log's lock for too long.
         if since > 0 and _monotonic() - since > self._busy_after:
             raise refusal(
                 PutStatus.OS_PAGECACHE_BUSY,

@@ -41,7 +41,8 @@ class FrameTable:
     """Checked messages, in the form that the kernel reads.
 
     Attributes:
-        rows: one column per message. The columns of odd messages have no meaning.
+        rows: one column per message. The column of an odd message, which the kernel does not
+            write, is unused.
         heads, head_facts: the start of a frame for each combination of hosts and SYSFLAG, and
             numbers that describe it (:mod:`logquarry.format.put_frames`).
         keep: the objects that own the memory at the addresses in the rows.

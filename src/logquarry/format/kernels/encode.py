@@ -110,8 +110,8 @@ def encode_frames(
         topics: uint8; each topic follows its length. Topic i ends at ``topic_ends[i + 1]``.
         address, end, base: address of the file's first byte in memory, end of the file, and
             physical offset of its first byte.
-        now: store time in ms. If the earliest allowed store time of a message is after ``now``,
-            this message and all following messages get that time.
+        now: store time of the messages in ms. If a message may not have a store time before a
+            later time, this message and all following messages get the later time.
         next_offsets: next queue offset of each queue; the kernel raises it by one for each message
             that takes a new queue offset.
     """

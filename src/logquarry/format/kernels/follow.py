@@ -361,8 +361,8 @@ def group_units(
         queue = requests[r.QUEUE, i]
         if queue >= 0:
             ends[queue + 1] += 1
-    # Replace the number of each queue's entries by the start of its part. The next loop advances
-    # each start until it is the part's end.
+    # Each queue's item of ``ends`` now has the number of its entries. Replace it by the start of
+    # these entries. The next loop advances the start until it is their end.
     total = np.int64(0)
     for queue in range(queue_count):
         size = ends[queue + 1]

@@ -53,7 +53,7 @@ def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
         for start, end in consecutive(unwritten):
             first, last = int(unwritten[start]), int(unwritten[end - 1]) + 1
             if last == len(entries):
-                # Without a file for the next entry, the bridge would have no right neighbour.
+                # No file has the next entry, so the bridge would have no neighbour after it.
                 continue
             found = _cover(entries, first, last) if queue.is_batch else _FILLER * (last - first)
             if found:

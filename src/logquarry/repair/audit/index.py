@@ -120,7 +120,7 @@ class IndexAudit:
             if header.entry_count > 1:
                 indexed = max(indexed, header.end_offset)
             yield from self._check_file(file, header, log_end, lost)
-        # A wrong header gives a wrong range of messages for the keys of its file.
+        # Skip this check if a header is wrong: then the range of messages of its file is wrong too.
         if self._has_keys and not self.is_exact and not self._all.odd_headers:
             yield from self._gap_differences()
         if last_keyed is not None and last_keyed > indexed:
@@ -147,7 +147,8 @@ class IndexAudit:
         assert shape is not None
         fault = None if view is None else ends_fault(view, shape, header)
         fault = fault or times_fault(self._log, header)
-        # A running broker writes the fields of a header one after the other.
+        # A running broker writes the fields of a header one after the other. So report the fault
+        # only if the header is still the same.
         if fault is not None and header == file.header:
             yield Difference("index_header", file.path, 0, fault, HEADER.size)
         self.entries += count

@@ -169,7 +169,8 @@ class RocksQueuesAudit(QueuesAudit):
         seen = self._seen[key]
         if not isinstance(seen.queue, RocksQueue) or "queue_entry_wrong" in seen.groups:
             return part
-        # If the topic was recreated within the run, the queue has only the later messages.
+        # If the topic was recreated between two messages of this run, the queue has only the
+        # messages after the recreation.
         start = epoch_start(part.offsets)
         offsets = part.offsets[start:]
         times = requests.store_timestamp[part.rows][start:]

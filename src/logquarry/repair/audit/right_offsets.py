@@ -143,13 +143,15 @@ class RightOffsets(ABC):
         if offset >= 0 and self._has(offset, entries):
             return False
         if offset > expected:
-            # An earlier salvage can have removed the damaged bytes on both sides of the message.
+            # If the next message has a still higher queue offset, allow a larger gap: an earlier
+            # salvage can have removed damaged bytes on both sides of the message.
             rises = following is not None and following > offset
             return offset - expected > self._room(entries) + (SMALL_GAP if rises else 0)
         if following is not None and following > expected:
             return True
-        # A topic that was created again begins at 0, or later if its first messages are lost. So 0
-        # can be right, or a lower offset if the next one is higher.
+        # Either the topic was created again, or the queue offset is harmed. A topic that was
+        # created again begins at 0, or later if its first messages are lost. If it begins above 0,
+        # the next message has a higher queue offset.
         return offset != 0 and (following is None or following <= offset)
 
     def _take_first(self, offset: int, entries: Units, following: int | None) -> None:

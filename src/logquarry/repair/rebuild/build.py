@@ -431,7 +431,7 @@ def why_replaced(
 ) -> str | None:
     """Return why queues in RocksDB must be rebuilt; None if the queues agree with the log."""
     try:
-        # First, because damage in RocksDB explains why its queues differ from the log.
+        # Open RocksDB first: damage in it explains why its queues differ from the log.
         database = QueueDb(layout, folder)
     except CorruptFile as error:
         return error.reason

@@ -320,7 +320,7 @@ class _Work:
         for queue in bridged.values():
             for number, entry in queue.bridges.items():
                 self._write_entry(queue.key, number, entry)
-        # If the plan has no index, do not create its folder: a folder would show an index.
+        # If the plan has no index, do not create its folder: the store would seem to have an index.
         for name in (CONSUME_QUEUE, *([] if plan.index is None else [INDEX])):
             disk.make_folders(root / name)
         queues = QueueTable(disk, root, self._config, ends, log, mendings=self._mendings)

@@ -213,7 +213,7 @@ class LossSearch:
 
     @property
     def _lacks_file(self) -> bool:
-        """Whether files of the log are certainly missing, whether entries point to them or not."""
+        """Whether files of the log are certainly missing, even if no entry points to them."""
         if any(span.kind == MISSING_FILE for span in self._damage):
             return True
         durable = self._durable or 0
@@ -274,7 +274,8 @@ class LossSearch:
         for span in self._damage:
             lacking |= (starts < span.end) & (ends > span.offset)
         if self._durable is not None and self._is_closed:
-            # An earlier recovery cut the log there; entries of later messages show no loss.
+            # An earlier recovery has ended the log at the durable offset. So entries of later
+            # messages do not prove a loss.
             lacking &= starts < self._durable
         lacking &= ~np.isin(starts, list(self._never))
         return lacking & (starts >= self._start)

@@ -140,12 +140,14 @@ def _planned(
         if plan.refused is not None:
             return plan
         if layout.cut_end == plan.log_end and all(s.kind is StepKind.CUT for s in plan.steps):
-            # RocketMQ cuts only in memory, so the plan repeats steps that are done.
+            # RocketMQ cuts only in memory, so each plan has these steps again. But the last
+            # recovery has already recorded this end.
             plan = dataclasses.replace(plan, steps=())
     else:
         plan = plan_safe(root, with_sizes(config, layout), progress=progress)
         if _only_stale_bytes(layout, plan):
-            # Brokers overwrite such bytes, and logquarry's writer zeroes them.
+            # The old bytes after the end may stay: brokers overwrite them, and logquarry's writer
+            # zeroes them.
             plan = dataclasses.replace(plan, steps=())
     steps = Steps(plan.steps)
     try:

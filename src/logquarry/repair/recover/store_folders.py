@@ -264,7 +264,7 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
         for path, reason in layout.log_names.strangers
     ]
     names = Counter(file.base % size for file in files.files)
-    # Names are multiples of the file size, or have the most frequent remainder.
+    # Right names have the most frequent remainder; if 0 is as frequent as another one, it is 0.
     start = max(names, key=lambda rest: (names[rest], not rest), default=0)
     last: StoreFile | None = None
     for file in files.files:

@@ -164,8 +164,9 @@ class QueueNotes:
         breaks = self._breaks
         begins_lower = bool(breaks) and self._first_count <= breaks[0].offset <= breaks[0].before
         if begins_lower and breaks[0].number == 1 and self._first_is_own:
-            # The first queue offset is harmed. In a recreated topic, the second message of the log
-            # would have queue offset 0.
+            # The queue's second message in the log has no higher queue offset than the first. In a
+            # recreated topic, it would have queue offset 0, but it has not. So the first queue
+            # offset is harmed.
             self._first = breaks[0].offset - self._first_count
             mended[self._first_at] = self._first
             breaks = breaks[1:]

@@ -241,7 +241,8 @@ class _Planner:
             queued = max((queue.last_physical_end or 0 for queue in queues), default=None)
         # If a queue has an entry, its message was once in the log, even if the store crashed later.
         self._known_end = max(bounds.durable or 0, queued or 0)
-        # Without queues and durable offset, even a clean shutdown shows no log's end.
+        # If there are neither queues nor a durable offset, the log's end is unknown, even after a
+        # clean shutdown.
         is_closed = bounds.is_closed and (bounds.durable or queued) is not None
         return replace(bounds, queued=queued, is_closed=is_closed)
 

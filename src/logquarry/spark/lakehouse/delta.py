@@ -110,7 +110,8 @@ class Delta:
             raise UsageError(f"{self.name}: no export created this Delta table: give another one")
         check_parts(self.name, document, metadata.partition_columns)
         if _FORGET in metadata.configuration:
-            # Delta would no longer find the marks, and the export would add all messages again.
+            # With this property, Delta drops the marks after some time. The export would then add
+            # all messages again.
             raise UsageError(
                 f"{self.name}: with the property {_FORGET}, Delta forgets which messages the table "
                 "has: remove the property. If no export has added messages for longer than "

@@ -357,7 +357,7 @@ def _check_free(folder: OutputFolder, table: Table) -> None:
     for path in paths:
         name = path.rpartition("/")[2]
         is_part = name.startswith("part-") and name.endswith(".parquet")
-        # An export of another table can crash after it wrote files, before it creates the table.
+        # If an export into another table crashed before it created its table, allow its files.
         is_part = is_part and (not below or any(is_of_run(path, run) for run in runs))
         if not (path.startswith(ours) or path == "catalog.db" or is_part):
             raise UsageError(

@@ -251,7 +251,8 @@ class LostOffsets:
         return listed is not None and f'"{group}"' in listed
 
     def _find_saved_at(self) -> tuple[int, Path] | None:
-        """Return when (ms) the lost offsets were last written, and the file with this change time.
+        """Return the time (ms) of the last write of the lost offsets, and the file that has this
+        change time.
 
         If there is no offset file, use the newest file of ``config/`` instead. Ignore
         ``topics.json``, because puts change this file.

@@ -325,7 +325,7 @@ def _truncate(root: Path, config: StoreConfig, disk: Disk, clock: Clock, offset:
     settings = with_sizes(config, layout)
     AbortFile(disk, root).make()
     if _durable(layout) > offset:
-        # Otherwise the recovery would keep the bytes before the durable offset.
+        # Lower the durable offset: the recovery keeps the bytes before it.
         checkpoint = CheckpointFile(disk, root / CHECKPOINT)
         try:
             DurableFile(disk, root / DURABLE, offset, checkpoint.times).close()

@@ -94,7 +94,7 @@ class StagedLoad:
     @cached_property
     def _index(self) -> tuple[Int64, Int64, Int64, Int64]:
         # Segment, position and key of each frame, in the order of the keys; and the number that
-        # each frame has in the load. Only a load with damage needs it.
+        # each frame has in the load. Only a search after damage needs these arrays.
         numbers, starts, keys = [], [], []
         for number in range(len(self._segments)):
             data, start = self.frames(number).data, 0
@@ -180,7 +180,8 @@ class _Search:
 
     def _resume(self, other: memoryview) -> None:
         """Find the first frame after damage in the rest of the load."""
-        # Equal frames do not show which of them is there, but the size of the damage does.
+        # If the load has several frames that equal this one, only the size of the damage shows
+        # which of them it is.
         place = self._behind_damage
         if place is None or not put_frames.same(self.load.frame(place), other):
             place = self.load.find(other, self.place)

@@ -327,8 +327,9 @@ def _place_kernel(
     placed: Int64,
 ) -> tuple[int, int, int]:
     # Copies as many frames as `room` can hold into it, and sets their offsets as in the file. The
-    # kernel adds positions of the file to an address; `room` begins at the position `wrote`. The
-    # result NO_FRAME can also mean that the next frame is too large for the rest of `room`.
+    # kernel takes the address of the file's first byte, and `room` begins at the position `wrote`,
+    # so subtract `wrote`. The result NO_FRAME can also mean that the next frame is too large for
+    # the rest of `room`.
     kernels = codec.require_kernels()
     source = np.frombuffer(frames.data, np.uint8)
     end = min(start + len(room), len(source))

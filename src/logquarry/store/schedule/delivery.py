@@ -210,7 +210,7 @@ class DelayedDelivery(Delivery):
         start, unique = first, True
         if saved is None:
             # There is no progress file: either nothing was delivered yet, or the file was lost. If
-            # it was lost, the log is sure to contain all deliveries only if it starts at 0.
+            # the file was lost, only a log that starts at 0 surely contains all deliveries.
             unique = self._log.start > 0
         elif saved.position != UNKNOWN and not is_wrong:
             # The saved position was written with the offsets, so if one of these is wrong, do not
