@@ -260,7 +260,7 @@ def _without_links(paths: Iterable[str]) -> tuple[str, ...]:
     for path in given:
         place = path if "://" in path else os.path.realpath(path).replace(os.sep, "/")
         # Compare each path with its real path, name by name from the end. A path without links has
-        # the most equal names. No path need be equal to its real path, because the folder above all
+        # the most equal names. Its first names can still differ, because the folder above all
         # stores may be a link too.
         ends = zip(reversed(path.split("/")), reversed(place.split("/")), strict=False)
         same = sum(1 for _ in takewhile(lambda names: names[0] == names[1], ends))
