@@ -290,3 +290,13 @@ def test_an_unknown_topic_is_named_beside_the_nearest(small_store: Path, tmp_pat
         assert not result.stdout
         assert "no queue has the topic 'order' (did you mean 'orders'?)" in result.stderr
     assert not run("messages", *where, "--quiet").stderr
+
+
+def test_a_hostile_name_of_a_store_does_not_reach_a_terminal(
+    small_store: Path, tmp_path: Path
+) -> None:
+    evil = shutil.copytree(small_store, tmp_path / "evil\x1b[31m")
+    for command in ("info", "stats", "verify"):
+        stores = [small_store, evil] if command == "verify" else [evil]
+        text = run(command, *stores).stdout
+        assert "evil\\x1b" in text and "\x1b" not in text

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import logquarry as lq
 from logquarry.config import StoreConfig
 from logquarry.format.frame import HEAD
 from logquarry.repair.rebuild import parts
@@ -25,6 +26,7 @@ from tests.conformance.golden_facts import SOUND, WITH_LOG, Scenario
 from tests.helpers.damage import damaged
 from tests.helpers.files import overwrite
 from tests.helpers.hypothesis_profiles import costly
+from tests.helpers.small_store import config, opened
 from tests.helpers.store_maker import StoreMaker
 
 T = TypeVar("T")
@@ -172,3 +174,27 @@ def test_harmed_queue_offsets(tmp_path: Path, number: int, offset: int) -> None:
     overwrite(files[place // size], at, offset.to_bytes(8, "big"))
     alone, many = both(root, tmp_path, CONFIG, 900)
     assert many == alone
+
+
+@pytest.mark.parametrize("split_size", [300, 1_500])
+@pytest.mark.parametrize("queue_ids", [(1,), (7,), (-3,), (1, 7)])
+@pytest.mark.parametrize("number", [0, 2, 14, 26, 28])
+def test_harmed_queue_ids(
+    number: int, queue_ids: tuple[int, ...], split_size: int, tmp_path: Path
+) -> None:
+    """No CRC covers the queue id. The entry in the right queue stays there."""
+    with opened(tmp_path / "store") as filled:
+        for one in range(30):
+            filled.put(lq.Message("t", b"%d" % one, keys="k", queue_id=one % 2))
+        places = [message.physical_offset for message in filled.scan()]
+    for one, queue_id in zip((number, 10), queue_ids, strict=False):
+        log = min((tmp_path / "store" / "commitlog").iterdir())
+        at = places[one] + HEAD.offsets["queue_id"]
+        overwrite(log, at, queue_id.to_bytes(4, signed=True))
+    alone, many = both(tmp_path / "store", tmp_path, config(), split_size)
+    assert many == alone
+    assert many[1] == {
+        str(path.relative_to(tmp_path / "store")): path.read_bytes() if path.is_file() else None
+        for path in (tmp_path / "store").rglob("*")
+        if "consumequeue" in path.parts
+    }

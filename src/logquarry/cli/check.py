@@ -63,7 +63,8 @@ def verify(
     else:
         for number, report in enumerate(reports):
             if len(reports) > 1:
-                out.line(f"{chr(10) if number else ''}{out.style(report.store, 'bold')}")
+                name = out.style(text.printable(report.store), "bold")
+                out.lines(["", name] if number else [name])
             _show_findings(out, report)
             typed = stores[0] if len(stores) == len(reports) == 1 else report.store
             step = outcome.after_verify(report, typed, config)

@@ -93,7 +93,8 @@ def salvage(
     else:
         for number, one in enumerate(found):
             if spark_master is not None:
-                out.line(f"{chr(10) if number else ''}{out.style(one.plan.store, 'bold')}")
+                name = out.style(text.printable(one.plan.store), "bold")
+                out.lines(["", name] if number else [name])
             _show_salvage(out, one)
             at = stores[0] if len(stores) == len(found) == 1 else one.plan.store
             saved = one.into if spark_master is not None or into is None else str(into)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -37,6 +37,7 @@ from logquarry.log.splits import tiles
 from logquarry.log.store_files import CONSUME_QUEUE, INDEX, SIDECAR
 from logquarry.log.walk import Run
 from logquarry.read.log_queues import QueueKey
+from logquarry.repair.audit.harmed_ids import placed
 from logquarry.repair.rebuild import parts
 from logquarry.repair.rebuild.build import (
     BuildJob,
@@ -85,8 +86,9 @@ def rebuild_on_spark(
 ) -> RebuildReport:
     """Rebuild consume queues and index; the files equal those that :func:`rebuild` writes.
 
-    The driver builds the queues of recreated topics, whose queue offsets start again at 0. If a
-    process has the store open, the driver builds all queues and the index.
+    The driver builds the queues of recreated topics, whose queue offsets start again at 0, and the
+    queues of frames with a harmed queue id. If a process has the store open, the driver builds all
+    queues and the index.
 
     Args:
         spark: a session whose workers reach the store and ``into`` under the same paths.
@@ -282,7 +284,8 @@ class _SparkBuild:
     def _build_queues(self, queues: QueueFiles, pieces: list[_Piece]) -> None:
         summaries = [piece if isinstance(piece, FoundRun) else piece.summary for piece in pieces]
         keys = {key for summary in summaries for key in summary.queues}
-        odd = parts.odd_queues((summary.queues for summary in summaries), MOST_GAP)
+        harmed, odd = parts.find_harmed(self.job.layout, self.job.config, self.job.old, summaries)
+        odd |= parts.odd_queues((summary.queues for summary in summaries), MOST_GAP)
         odd |= {key for key in keys if topic_fault(key) is not None}
         run_tasks(
             self.spark,
@@ -296,22 +299,30 @@ class _SparkBuild:
         for piece in pieces:
             if isinstance(piece, _Local):
                 for window, followed in follow_run(self._follower, piece.run):
-                    queues.add(parts_with_copies(window, followed, self.job.config))
+                    found = parts_with_copies(window, followed, self.job.config)
+                    queues.add(placed(found, harmed))
                 continue
-            self._add_odd(queues, piece, odd)
+            self._add_odd(queues, piece, odd, harmed)
             for key, segments in piece.queues.items():
                 if key not in odd:
                     for first, stop in segments or ():
                         queues.reserve(key, first, stop)
         queues.finish()
 
-    def _add_odd(self, queues: QueueFiles, piece: FoundRun, odd: frozenset[QueueKey]) -> None:
+    def _add_odd(
+        self,
+        queues: QueueFiles,
+        piece: FoundRun,
+        odd: frozenset[QueueKey],
+        harmed: Mapping[int, QueueKey],
+    ) -> None:
         if odd.isdisjoint(piece.queues):
             return
         for found in parts.read_entries(
             self.job.layout, self.job.config, [(piece.start, piece.end)]
         ):
-            queues.add({key: part for key, part in found.items() if key in odd})
+            entries = {key: part for key, part in found.items() if key in odd}
+            queues.add(placed(entries, harmed))
 
     # ----------------------------------------------------------------------------------- index
     def _build_index(self, queues: QueueFiles | None, pieces: list[_Piece]) -> Built:

@@ -195,8 +195,9 @@ class _TimedFlush(Service):
     def run_once(self) -> None:
         now = self._clock()
         if self._thorough_at is None or now >= self._thorough_at:
-            self._thorough_at = now + self._timing.thorough_interval_ms
             self.flush(0)
+            # If a sync is delayed, the next run is thorough too.
+            self._thorough_at = now + self._timing.thorough_interval_ms
         else:
             self.flush(self._timing.least_pages)
 

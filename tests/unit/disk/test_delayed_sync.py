@@ -15,7 +15,7 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import SyncDelayed
 from logquarry.errors import StoreUnavailable
-from logquarry.write.flush import GroupCommitService
+from logquarry.write.flush import FlushRealTimeService, GroupCommitService, Timing
 from logquarry.write.put_result import PutStatus
 from tests.helpers.small_store import config
 from tests.helpers.waiting import eventually
@@ -159,6 +159,24 @@ def test_a_waiting_put_ends_after_its_timeout_or_with_a_later_sync(
     assert wait.result() is True
     assert service.wait(queue.max_offset) is True
     assert service.stop() and patient.stop()
+    queue.close()
+
+
+def test_the_run_after_a_delayed_thorough_flush_is_thorough(opens: Opens, tmp_path: Path) -> None:
+    disk = Disk()
+    queue = MappedFileQueue(disk, tmp_path / "log", 1 << 16)
+    file = queue.last_file(create=True)
+    assert file is not None
+    file.append(b"message")
+    service = FlushRealTimeService(queue, disk.health, Timing(500, 4, 10_000), clock=lambda: 1)
+    opens.number = errno.EMFILE
+    with pytest.raises(SyncDelayed):
+        disk.make_folders(tmp_path / "queue")
+    with pytest.raises(SyncDelayed):
+        service.run_once()
+    opens.number = 0
+    service.run_once()
+    assert queue.flushed_offset == len(b"message")
     queue.close()
 
 

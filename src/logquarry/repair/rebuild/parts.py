@@ -2,8 +2,9 @@
 
 1. Tasks read the runs of the log, and report the queue offsets and the number of keys in each
    (:class:`FoundRun`). A run is a part of the log with only valid frames.
-2. The driver reads the rest of the log. It finds the queues that tasks cannot write, because their
-   queue offsets do not simply increase (:func:`odd_queues`).
+2. The driver reads the rest of the log. It finds the frames with a harmed queue id
+   (:func:`find_harmed`), and the queues that tasks cannot write, because their queue offsets do not
+   simply increase (:func:`odd_queues`).
 3. Tasks write index files and the entries of the other queues. The driver writes the odd queues.
 """
 
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
+
+import numpy as np
 
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
@@ -24,8 +27,11 @@ from logquarry.log.codec import Window
 from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import STRETCH_BYTES, StretchReader
+from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
-from logquarry.repair.rebuild.queue_files import QueueFiles
+from logquarry.read.queue import has_message
+from logquarry.repair.audit.harmed_ids import HarmedIds
+from logquarry.repair.rebuild.queue_files import OldQueues, QueueFiles
 from logquarry.write.index_writer import IndexFileWriter
 from logquarry.write.queue_writer import MOST_OFFSET, QueuePart, parts_with_copies
 
@@ -34,6 +40,8 @@ Segments = list[tuple[int, int]]
 
 _MOST_SEGMENTS: Final = 1 << 10
 """Maximum number of segments that a task reports for a queue; the driver writes larger ones."""
+_MOST_READ: Final = 1 << 18
+"""Maximum number of frames to read in the search for harmed queue ids."""
 
 
 @dataclass(slots=True)
@@ -277,6 +285,74 @@ class KeyCount:
             if low < high:
                 yield KeySource(source.start, source.end, low - at, high - low, source.keys)
             at += source.take
+
+
+def find_harmed(
+    layout: StoreLayout,
+    config: StoreConfig,
+    old: OldQueues,
+    runs: Sequence[FoundRun],
+) -> tuple[dict[int, QueueKey], frozenset[QueueKey]]:
+    """Find the frames with a harmed queue id (:mod:`logquarry.repair.audit.harmed_ids`).
+
+    The right queue of such a frame has its entry at a queue offset that the runs lack. So the
+    function reads only the frames of such entries, at most ``_MOST_READ``.
+
+    Args:
+        old: the queues on the disk.
+        runs: all runs of the log, in the log's order.
+
+    Returns:
+        Physical offset -> right queue of each such frame; and all queues that these frames name, or
+        to which they belong.
+    """
+    seen: dict[QueueKey, Segments] = {key: [] for key in old}
+    for run in runs:
+        for key, segments in run.queues.items():
+            # The offsets of a queue with too many ranges are unknown. Do not search for them.
+            for first, stop in [(1, MOST_OFFSET)] if segments is None else segments:
+                known = seen.setdefault(key, [])
+                if first == 0:
+                    # A new topic of the same name begins. Only its entries are in the queue.
+                    known.clear()
+                known.append((first, stop))
+    starts = np.array([run.start for run in runs], np.int64)
+    ends = np.array([run.end for run in runs], np.int64)
+    log = CommitLog(layout)
+    spans: dict[int, int] = {}
+    left = _MOST_READ
+    gaps = [(*gap, key) for key in old for gap in _gaps(seen[key], old[key].max_offset)]
+    for first, stop, key in sorted(gaps, key=lambda gap: gap[1] - gap[0]):
+        for offset, units in old[key].runs(first, stop):
+            places = units["physical_offset"].astype(np.int64)
+            number = np.searchsorted(starts, places, "right") - 1
+            inside = has_message(units) & (number >= 0)
+            inside[inside] = places[inside] < ends[number[inside]]
+            rows = np.flatnonzero(inside)[:left].tolist()
+            left -= len(rows)
+            for at in rows:
+                found = log.sound_frame_at(int(places[at]), check_crc=False)
+                if found is not None and found.queue_offset == offset + at:
+                    spans[found.physical_offset] = found.physical_offset + found.size
+    ids = HarmedIds(layout, old, is_3_1=config.is_3_1)
+    touched: set[QueueKey] = set()
+    for entries in read_entries(layout, config, sorted(spans.items())):
+        count = len(ids.found)
+        ids.place(entries)
+        if len(ids.found) > count:
+            touched.update(entries)
+    return ids.found, frozenset(touched.union(ids.found.values()))
+
+
+def _gaps(segments: Segments, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges below ``end`` that no segment has."""
+    at = 0
+    for first, stop in sorted(segments):
+        if at < min(first, end):
+            yield at, min(first, end)
+        at = max(at, stop)
+    if at < end:
+        yield at, end
 
 
 def odd_queues(
