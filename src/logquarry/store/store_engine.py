@@ -132,9 +132,11 @@ class StoreEngine:
         disk.make_folders(root)
         with ExitStack() as undo:
             # The steps of `_end` run last, in reverse order: after closing, or after a failed
-            # opening. A step can be repeated.
+            # opening. A step can be repeated. After a failed opening nobody can call close(), so
+            # if Ctrl-C interrupts a step, the next callback runs the rest.
             self._end: list[Callable[[], object]] = []
-            undo.callback(self._finish)
+            for _ in range(3):
+                undo.callback(self._finish)
             self._end.append(StoreLock(disk, root).release)
             self._abort = AbortFile(disk, root)
             pending = pending_load(root, config, disk, clock)

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 import logquarry as lq
+from logquarry.disk.service import Service
 from logquarry.log.layout import StoreLayout
 from logquarry.store.message_store import StoreWriter
+from logquarry.store.store_engine import StoreEngine
 from tests.helpers.small_store import config
 
 LAST = 24
@@ -101,3 +103,27 @@ def test_an_interruption_between_two_steps_of_the_closing(tmp_path: Path, monkey
     assert not any(thread.is_alive() for thread in threads)
     assert not StoreLayout.open(tmp_path / "s").is_live()
     store.close()
+
+
+def test_an_interrupt_while_a_failed_opening_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can close this store, so the opening itself lets the lock go."""
+    stop = StoreEngine._stop_services
+    left = [KeyboardInterrupt]
+
+    def interrupted(engine: StoreEngine) -> None:
+        if left:
+            raise left.pop()
+        stop(engine)
+
+    def fails(_: Service) -> None:
+        raise RuntimeError("no thread can be started")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreEngine, "_stop_services", interrupted)
+        patched.setattr(Service, "start", fails)
+        with pytest.raises(KeyboardInterrupt):
+            lq.MessageStore.open(tmp_path / "store", mode="rw", config=config())
+    with lq.MessageStore.open(tmp_path / "store", mode="rw", config=config()) as store:
+        store.put(lq.Message("t"))
