@@ -10,12 +10,16 @@ The tool counts a call when the main thread enters a function of src/logquarry, 
 generator. Code of a module that runs at its import is not counted. A hop is a call into a file
 other than the file of the previous call. Each path first runs once as a warm-up in a separate
 folder, so that the figures do not contain imports and the compilation of kernels.
+
+The tool runs all modules interpreted, because a profiler does not see the calls of compiled ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -296,4 +300,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    if "LOGQUARRY_COMPILED" not in os.environ:
+        # The variable counts only before the import of logquarry.
+        command = [sys.executable, "-m", "tools.trace_paths", *sys.argv[1:]]
+        environment = {**os.environ, "LOGQUARRY_COMPILED": "off"}
+        sys.exit(subprocess.run(command, env=environment, check=False).returncode)
     sys.exit(main())
