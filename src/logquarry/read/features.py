@@ -258,7 +258,7 @@ class _Finder:
     def _index(self) -> None:
         if self._other_log is not None or not self._layout.index_files:
             return
-        found = find_tag_entries(self._layout)
+        found = find_tag_entries(self._layout, OpenFiles(self._layout))
         if found is None and INDEX_TAGS_SINCE in self._root:
             detail = "the version that wrote it (5.4 or later) puts tags into its index"
             self._add(INDEX_TAGS, ("rocksdbstore/",), detail)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -95,43 +95,43 @@ class TagEntries:
     has_tags: bool
 
 
-def with_index_tags(layout: StoreLayout) -> StoreLayout:
-    """Determine whether the index has tags, and return the layout with this setting
-    (``index_tags``).
+def has_index_tags(layout: StoreLayout, files: OpenFiles) -> bool:
+    """Determine whether the index has tags (the setting ``index_tags``).
 
     If none of the newest messages in the index has a tag, the setting recorded in the store is
     used. If none is recorded, the index is assumed to have tags if the store has the folder
     ``rocksdbstore/``, which brokers make since 5.4.0.
     """
-    if layout.config.index_tags is not None:
-        return layout
-    found = find_tag_entries(layout)
-    likely = layout.kept_settings.get("index_tags", ROCKSDB_STORE in layout.folders)
-    has_tags = likely if found is None else found.has_tags
-    return layout.with_config(replace(layout.config, index_tags=has_tags))
+    found = find_tag_entries(layout, files)
+    if found is not None:
+        return found.has_tags
+    return bool(layout.kept_settings.get("index_tags", ROCKSDB_STORE in layout.folders))
 
 
-def find_tag_entries(layout: StoreLayout) -> TagEntries | None:
+def find_tag_entries(layout: StoreLayout, files: OpenFiles) -> TagEntries | None:
     """Check whether the newest messages in the index have entries for their tags. Return None if
     none of these messages has a tag.
     """
-    files = OpenFiles(layout)
     log = CommitLog(layout, files=files)
     for file in reversed(Index(layout, files=files).files):
         if file.is_empty or file.shape is None:
             continue
         count = file.header.entry_count
+        first = max(1, count - _MOST_ENTRIES)
+        data = file.read(file.shape.entry_position(first), (count - first) * index.ENTRY.size)
         hashes: dict[int, set[int]] = defaultdict(set)
-        for number in range(max(1, count - _MOST_ENTRIES), count):
-            data = files.read(file.path, file.shape.entry_position(number), index.ENTRY.size)
-            if len(data) == index.ENTRY.size:
-                entry = index.decode_entry(data, 0)
-                hashes[entry.physical_offset].add(entry.key_hash)
+        for at in range(0, len(data) - index.ENTRY.size + 1, index.ENTRY.size):
+            entry = index.decode_entry(data, at)
+            hashes[entry.physical_offset].add(entry.key_hash)
         # Skip the first message: its entry for the tag may be before the entries that were read.
-        tagged = [_has_tag(log, offset, found) for offset, found in list(hashes.items())[1:]]
-        known = [one for one in tagged if one is not None]
-        if known:
-            return TagEntries(file.path, any(known))
+        is_known = False
+        for offset, found in list(hashes.items())[1:]:
+            has_tag = _has_tag(log, offset, found)
+            if has_tag:
+                return TagEntries(file.path, True)
+            is_known = is_known or has_tag is not None
+        if is_known:
+            return TagEntries(file.path, False)
     return None
 
 

@@ -40,7 +40,7 @@ from logquarry.log.store_files import DAMAGE
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run, Span
 from logquarry.read.batch_queue import all_queues, frames_in
 from logquarry.read.index_file import LARGEST_MESSAGE, indexed_frames, last_indexed
-from logquarry.read.queue import Queue, has_message
+from logquarry.read.queue import LastEntries, Queue, has_message
 from logquarry.read.rocksdb_queue import RocksQueue
 from logquarry.text import plural, time_text
 
@@ -93,7 +93,11 @@ def known_damage(layout: StoreLayout) -> DamageMap:
     return DamageMap(spans if layout.durable_end is not None else ())
 
 
-def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> list[QueueEntry]:
+def last_entries(
+    layout: StoreLayout,
+    queues: Iterable[Queue] | None = None,
+    lasts: LastEntries | None = None,
+) -> list[QueueEntry]:
     """Return the last entry of each queue (default: all queues), sorted by descending end offset.
 
     If a message in the index is later than all messages in queues, an entry for that message comes
@@ -110,7 +114,7 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> 
     in_rocksdb = [queue for queue in known if isinstance(queue, RocksQueue)]
     furthest = nlargest(_MOST_OF_ROCKSDB, in_rocksdb, key=attrgetter("last_place"))
     for queue in (*(one for one in known if not isinstance(one, RocksQueue)), *furthest):
-        entry = queue.last_entry
+        entry = queue.last_entry if lasts is None else lasts[queue]
         if entry is None or entry.size == FILLER_SIZE:
             continue
         if entry.end <= limit or _follows_another(queue, entry, log.end):

@@ -7,7 +7,7 @@ more memory than the files have bytes, even if a damaged queue has a huge gap.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Callable, Iterator, KeysView, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -204,6 +204,10 @@ class Queue(ABC):
         return _NO_MESSAGE_TIME
 
 
+LastEntries = Mapping[Queue, QueueEntry | None]
+"""Queues with their last entries (:attr:`Queue.last_entry`), which a caller has just read."""
+
+
 def _bisect(
     units: Units, low: int, timestamp: int, store_time: StoreTime, log_min_offset: int
 ) -> int | None:
@@ -262,6 +266,9 @@ class FileQueue(Queue):
         with_stale: whether a consume queue includes entries that point after the log's end. Such
             entries stay in the files if a recovery by RocketMQ's rules truncates the log
             (:attr:`StoreLayout.cut_end`).
+
+    Attributes:
+        listed: the files in the queue's folder, with those whose names are no queue offsets.
     """
 
     entry_size: int
@@ -307,6 +314,7 @@ class FileQueue(Queue):
     def _use(self, sequence: FileSequence) -> None:
         # The entries of a file whose name is no multiple of the entry size have no queue offsets.
         files = tuple(file for file in sequence.files if file.base % self.entry_size == 0)
+        self.listed = sequence
         self.sequence = FileSequence(files, sequence.file_size)
         self._tail: tuple[int, int] | None = None
 

@@ -34,13 +34,13 @@ from logquarry.log.store_files import (
     shown_sizes,
     size_of,
 )
-from logquarry.read.batch_queue import all_queues
+from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.features import find_queue_kinds
-from logquarry.read.index import Index, with_index_tags
+from logquarry.read.index import Index, has_index_tags
 from logquarry.read.index_file import kept_shape, likely_shape
 from logquarry.read.log_queues import LMQ_PREFIX
-from logquarry.read.queue import ConsumeQueue
+from logquarry.read.queue import ConsumeQueue, LastEntries
 
 logger = logging.getLogger(__name__)
 _MOST_QUEUES: Final = 256
@@ -49,13 +49,17 @@ message queues) a store can have very many queues.
 """
 
 
-def with_entry_rules(layout: StoreLayout) -> StoreLayout:
+def with_entry_rules(
+    layout: StoreLayout, files: OpenFiles | None = None, lasts: LastEntries | None = None
+) -> StoreLayout:
     """Return the layout, completed with the settings that determine which entries queues and index
     contain.
 
     ``enable_multi_dispatch`` stays None if neither the files nor the recorded settings show it.
     """
     config, kept = layout.config, layout.kept_settings
+    files = files or OpenFiles(layout)
+    found: dict[str, Any] = {}
     if config.dialect is None:
         dialect = kept.get("dialect") or DIALECTS[1 if layout.has_state_table else 0]
         try:
@@ -65,20 +69,25 @@ def with_entry_rules(layout: StoreLayout) -> StoreLayout:
             # version is 4.x or later.
             config = config.in_dialect(DIALECTS[0])
     if config.index_tags is None:
-        config = with_index_tags(layout).config.in_dialect(config.dialect)
+        found["index_tags"] = has_index_tags(layout, files)
     if not config.is_3_1:
-        config = _with_multi_dispatch(config, layout)
+        found |= _multi_dispatch(layout, files, lasts or {})
         kinds, _ = find_queue_kinds(layout)
         batch = frozenset(topic for topic, kind in kinds.items() if kind == "batch")
-        config = dataclasses.replace(config, batch_topics=config.batch_topics | batch)
-    return layout.with_config(config)
+        found["batch_topics"] = config.batch_topics | batch
+    return layout.with_config(dataclasses.replace(config, **found))
 
 
-def _with_multi_dispatch(config: StoreConfig, layout: StoreLayout) -> StoreConfig:
+def _multi_dispatch(
+    layout: StoreLayout, files: OpenFiles, lasts: LastEntries
+) -> dict[str, bool | None]:
+    config = layout.config
     is_on, has_lmq = config.enable_multi_dispatch, config.enable_lmq
     if is_on is not None and has_lmq is not None:
-        return config
-    is_found, found_lmq = (False, None) if is_on is False else _find_multi_dispatch(layout)
+        return {}
+    is_found, found_lmq = False, None
+    if is_on is not False:
+        is_found, found_lmq = _find_multi_dispatch(layout, files, lasts)
     if is_on is None:
         is_on = is_found or layout.kept_settings.get("enable_multi_dispatch")
     if has_lmq is None:
@@ -87,15 +96,21 @@ def _with_multi_dispatch(config: StoreConfig, layout: StoreLayout) -> StoreConfi
         # If LMQ is neither configured, nor recorded, nor visible in the messages, it stays unknown,
         # and the names of queues decide later.
         has_lmq = layout.kept_settings.get("enable_lmq", True if is_on else None)
-    return dataclasses.replace(config, enable_multi_dispatch=is_on, enable_lmq=has_lmq)
+    return {"enable_multi_dispatch": is_on, "enable_lmq": has_lmq}
 
 
-def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
+def with_sizes(
+    config: StoreConfig,
+    layout: StoreLayout | None,
+    files: OpenFiles | None = None,
+    lasts: LastEntries | None = None,
+) -> StoreConfig:
     """Return the user's settings, completed with settings that a store's files show. Without a
     layout, they are completed with defaults.
 
     Raises UsageError if the files contradict the settings. Delay levels are completed too, because
-    with wrong levels the times in the schedule queues would look wrong.
+    with wrong levels the times in the schedule queues would look wrong. If ``lasts`` is given, it
+    must have all queues.
     """
     if layout is None:
         config = config.in_dialect(config.dialect or DIALECTS[0])
@@ -105,9 +120,16 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
             enable_multi_dispatch=bool(config.enable_multi_dispatch),
             enable_lmq=bool(config.enable_lmq),
         )
-        return _sized(config, {}, None)
-    require_own_settings(layout.with_config(config))
-    layout = with_entry_rules(layout.with_config(config))
+        return _sized(config, {}, None, shape=config.index_shape)
+    layout = layout.with_config(config)
+    if lasts is None:
+        queues, batch_queues = layout.queue_files(), layout.batch_queue_files()
+    else:
+        queues = [queue.listed for queue in lasts if isinstance(queue, ConsumeQueue)]
+        batch_queues = [queue.listed for queue in lasts if isinstance(queue, BatchQueue)]
+    require_own_settings(layout, queues)
+    files = files or OpenFiles(layout)
+    layout = with_entry_rules(layout, files, lasts)
     config = layout.config
     if layout.delay_levels_ms != config.delay_levels_ms:
         levels = levels_text(layout.delay_levels_ms)
@@ -119,19 +141,20 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
             is_new = not layout.commit_log.files or not layout.queue_names
             is_on = INDEX in layout.folders or is_new
         config = dataclasses.replace(config, message_index_enable=is_on)
-    queues, batch_queues = layout.queue_files(), layout.batch_queue_files()
     kept = dict(layout.kept_settings)
-    for name, files in (
-        ("mapped_file_size_commit_log", [layout.list_commit_log()]),
+    for name, sequences in (
+        ("mapped_file_size_commit_log", [layout.commit_log.files]),
         ("mapped_file_size_consume_queue", [queue.files for queue in queues]),
         ("mapper_file_size_batch_consume_queue", [queue.files for queue in batch_queues]),
         ("tran_state_table_mapped_file_size", [layout.state_table.files]),
         ("tran_redo_log_mapped_file_size", [layout.redo_log.files]),
     ):
-        if name in kept and not fits_files(kept[name], files):
+        if name in kept and not fits_files(kept[name], sequences):
             del kept[name]
     queue_size = _common_size(queues, queue_entry.UNIT_SIZE)
-    return _sized(config, kept, layout, queue_size, _common_size(batch_queues, batch.ENTRY_SIZE))
+    batch_size = _common_size(batch_queues, batch.ENTRY_SIZE)
+    shape = config.index_shape or _shape_of(layout, files)
+    return _sized(config, kept, layout, queue_size, batch_size, shape)
 
 
 def _sized(
@@ -140,6 +163,7 @@ def _sized(
     layout: StoreLayout | None,
     queue_size: int = 0,
     batch_queue_size: int = 0,
+    shape: index.IndexShape | None = None,
 ) -> StoreConfig:
     log_size = table_size = redo_size = 0
     if config.is_3_1 or (layout is not None and layout.has_state_table):
@@ -151,12 +175,10 @@ def _sized(
             "tran_redo_log_mapped_file_size",
             queue_entry.DEFAULT_STATES_PER_FILE * queue_entry.UNIT_SIZE,
         )
-    shape = config.index_shape
     if layout is not None:
         log_size = layout.commit_log.file_size
         table_size = layout.state_table.file_size if layout.state_table.files else table_size
         redo_size = layout.redo_log.file_size if layout.redo_log.files else redo_size
-        shape = shape or _shape_of(layout)
     shape = shape or index.DEFAULT_SHAPE
     return dataclasses.replace(
         config,
@@ -192,9 +214,8 @@ def _common_size(queues: list[FileSequence], entry_size: int) -> int:
     return max(sizes, key=lambda size: (sizes[size], size), default=0)
 
 
-def _shape_of(layout: StoreLayout) -> index.IndexShape | None:
-    found = Index(layout).files
-    for file in found:
+def _shape_of(layout: StoreLayout, files: OpenFiles) -> index.IndexShape | None:
+    for file in Index(layout, files=files).files:
         if file.shape is not None:
             return file.shape
     size = max((entry.size for entry in layout.index_files), default=0)
@@ -215,13 +236,15 @@ def _shape_of(layout: StoreLayout) -> index.IndexShape | None:
     return shape
 
 
-def require_own_settings(layout: StoreLayout) -> None:
-    """Raise UsageError if the files contradict a size in the configuration."""
+def require_own_settings(layout: StoreLayout, found: list[FileSequence] | None = None) -> None:
+    """Raise UsageError if the files contradict a size in the configuration. ``found`` has the files
+    of each consume queue (default: they are listed).
+    """
     config = layout.config
     if config.mapped_file_size_commit_log is not None:
         require_stated_size(layout)
     if config.queue_file_size is not None:
-        found = layout.queue_files()
+        found = layout.queue_files() if found is None else found
         queues = [queue.files for queue in found]
         sizes = [file.size for files in queues for file in files if file.size]
         # If all of several files have the same size, assume that it is the regular size, because a
@@ -323,7 +346,9 @@ def _known(layout: StoreLayout) -> str:
     return f"the queues point to {size:,} bytes ({text.plural(messages, 'message')})"
 
 
-def _find_multi_dispatch(layout: StoreLayout) -> tuple[bool, bool | None]:
+def _find_multi_dispatch(
+    layout: StoreLayout, files: OpenFiles, lasts: LastEntries
+) -> tuple[bool, bool | None]:
     """Find out from messages whether multi-dispatch fills any queue, and whether LMQ is on (None if
     unknown).
 
@@ -333,22 +358,21 @@ def _find_multi_dispatch(layout: StoreLayout) -> tuple[bool, bool | None]:
     """
     if layout.other_log is not None or not layout.commit_log.files:
         return False, None
-    files = OpenFiles(layout)
     log = CommitLog(layout, files=files)
-    topics = layout.read_topics()
-    # Read queues of topics that are not in topics.json first, because multi-dispatch usually fills
-    # such queues, and the number of reads is limited.
-    names = sorted(
-        layout.queue_names,
-        key=lambda key: (not key[0].startswith(LMQ_PREFIX), key[0] in topics),
-    )
+    names = list(layout.queue_names)
+    if len(names) > _MOST_QUEUES or any(topic.startswith(LMQ_PREFIX) for topic, _ in names):
+        topics = layout.read_topics()
+        # Read queues of topics that are not in topics.json first, because multi-dispatch usually
+        # fills such queues, and the number of reads is limited.
+        names.sort(key=lambda key: (not key[0].startswith(LMQ_PREFIX), key[0] in topics))
+    known = {queue.key: last for queue, last in lasts.items() if isinstance(queue, ConsumeQueue)}
     is_on = False
-    for topic, queue_id in names[:_MOST_QUEUES]:
+    for key in names[:_MOST_QUEUES]:
+        topic, queue_id = key
         is_lmq = topic.startswith(LMQ_PREFIX)
         if is_on and not is_lmq:
             break
-        queue = ConsumeQueue(layout, topic, queue_id, files=files)
-        entry = queue.last_entry
+        entry = known[key] if key in known else ConsumeQueue(layout, *key, files=files).last_entry
         if entry is None or entry.is_filler:
             continue
         frame = log.outcome_at(entry.physical_offset, check_crc=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import UsageError
+from logquarry.log.filesystem import Entry, FileView, LocalFileSystem
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
 from logquarry.read import features, index
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.recover import recover
@@ -203,12 +206,35 @@ def test_the_index_tags_are_found_once(tmp_path: Path, monkeypatch: pytest.Monke
     root = made(tmp_path / "s", lq.Message("t", b"1", keys="k", tags="a"))
     calls = []
 
-    def counted(layout: StoreLayout) -> index.TagEntries | None:
+    def counted(layout: StoreLayout, files: OpenFiles) -> index.TagEntries | None:
         calls.append(layout)
-        return find(layout)
+        return find(layout, files)
 
     find = index.find_tag_entries
     for module in (index, features):
         monkeypatch.setattr(module, "find_tag_entries", counted)
     lq.MessageStore.open(root, mode="rw").close()
     assert len(calls) == 1
+
+
+def test_each_queue_is_read_once_under_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = made(tmp_path / "s", lq.Message("t", b"1", queue_id=0))
+    calls: Counter[str] = Counter()
+
+    def list_counted(files: LocalFileSystem, path: str) -> list[Entry]:
+        calls[path] += 1
+        return listed(files, path)
+
+    def open_counted(files: LocalFileSystem, path: str) -> FileView:
+        calls[path] += 1
+        return opened(files, path)
+
+    listed, opened = LocalFileSystem.list, LocalFileSystem.open
+    monkeypatch.setattr(LocalFileSystem, "list", list_counted)
+    monkeypatch.setattr(LocalFileSystem, "open", open_counted)
+    lq.MessageStore.open(root, mode="rw").close()
+    folder = "consumequeue/t/0"
+    # The first read is before the lock is taken: it looks for features that forbid writing.
+    assert (calls[folder], calls[f"{folder}/{0:020d}"]) == (2, 2)

@@ -26,12 +26,12 @@ from logquarry.log.location import not_a_store
 from logquarry.log.log_place import LogFolders
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.walk import DamagedSpan, LogReader, Run
-from logquarry.read.batch_queue import all_queues
+from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
 from logquarry.read.log_end import known_damage, last_entries, last_file_start, sound_bound
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import Queue
+from logquarry.read.queue import ConsumeQueue, LastEntries, Queue
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import FileFault, file_differences, queue_name
 from logquarry.repair.audit.first_difference import QueueAudits
@@ -142,15 +142,16 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         raise NeedsRecovery(str(layout.lost_head))
     files = OpenFiles(layout)
     queues = all_queues(layout, files, with_stale=True)
-    queued = max((queue.last_physical_end or 0 for queue in queues), default=0)
+    lasts: LastEntries = {queue: queue.last_entry for queue in queues}
+    queued = max((last.end for last in lasts.values() if last is not None), default=0)
     has_log = bool(layout.commit_log.files)
-    settings = with_sizes(config, layout)
-    _check_stated(layout, config)
+    settings = with_sizes(config, layout, files, lasts)
+    _check_stated(layout, config, queues)
     if layout.has_abort and not is_recovered and (has_log or queued):
         raise NeedsRecovery(f"it was not shut down cleanly: {store_files.ABORT} exists")
-    _check_sizes(layout, settings)
+    _check_sizes(layout, settings, queues)
     ends = {queue.key: queue.entry_end for queue in queues}
-    entries = last_entries(layout, queues)
+    entries = last_entries(layout, queues, lasts)
     log = CommitLog(layout, files=files, last_entries=lambda: entries)
     end = log.max_offset
     sound = end
@@ -221,11 +222,12 @@ def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[tuple[int,
     return tuple(pieces), names_copies
 
 
-def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
+def _check_stated(layout: StoreLayout, config: StoreConfig, queues: Iterable[Queue]) -> None:
     """Raise CorruptFile if no file has the size in the settings."""
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     if config.queue_file_size is not None:
-        queue_files = tuple(file for queue in layout.queue_files() for file in queue.files)
+        listed = (queue.listed for queue in queues if isinstance(queue, ConsumeQueue))
+        queue_files = tuple(file for sequence in listed for file in sequence.files)
         sequences.append((queue_files, config.queue_file_size))
     for found, size in sequences:
         # Ignore empty files, which a crash can leave.
@@ -307,14 +309,14 @@ def _is_store(root: Path) -> bool:
     )
 
 
-def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
+def _check_sizes(layout: StoreLayout, config: StoreConfig, queues: Iterable[Queue]) -> None:
     """Check for missing files and wrong sizes, as RocketMQ's ``load()``; an empty last file is
     accepted. Raises NeedsRecovery, or WrongEntry for a pipe or a broken link.
     """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
-    sequences += [(queue.files, config.queue_file_size) for queue in layout.queue_files()]
-    batch = layout.batch_queue_files()
-    sequences += [(queue.files, config.batch_queue_file_size) for queue in batch]
+    sizes = (ConsumeQueue, config.queue_file_size), (BatchQueue, config.batch_queue_file_size)
+    for kind, size in sizes:
+        sequences += [(queue.listed.files, size) for queue in queues if isinstance(queue, kind)]
     twice = {topic for topic, _ in layout.queue_names} & config.batch_topics
     if twice:
         raise NeedsRecovery(f"topic {min(twice)} has batch queues and other queues")

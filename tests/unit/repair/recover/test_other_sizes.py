@@ -13,6 +13,7 @@ import logquarry as lq
 from logquarry.errors import CorruptFile, UsageError
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
+from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.open_check import _check_stated
 from logquarry.repair.salvage.salvage import salvage_store
@@ -140,5 +141,6 @@ def test_the_error_names_a_file_with_the_other_size(tmp_path: Path) -> None:
     os.truncate(root / "consumequeue" / "t" / "0" / f"{0:020d}", 0)
     other = config(mapped_file_size_consume_queue=200)
     wrong = root / "consumequeue" / "t" / "0" / f"{400:020d}"
+    layout = StoreLayout(LocalFileSystem(root), other)
     with pytest.raises(CorruptFile, match=f"{wrong}: .*400 bytes, but the settings give 200"):
-        _check_stated(StoreLayout(LocalFileSystem(root), other), other)
+        _check_stated(layout, other, ConsumeQueue.all_of(layout))
