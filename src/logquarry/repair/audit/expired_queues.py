@@ -62,12 +62,36 @@ def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
     return made, stop
 
 
+def cut_bridges(made: dict[int, bytes], stop: int, log_start: int) -> tuple[dict[int, bytes], int]:
+    """Return the bridges of a consume queue that a recovery cuts off at ``stop``, and the queue's
+    end.
+
+    If the queue would end with a bridge, the last entry must be no filler; see :func:`stand_in`. If
+    the log begins at 0, no message has expired, so the queue ends before this bridge.
+    """
+    left = {number: data for number, data in made.items() if number < stop}
+    for last in sorted(left, reverse=True):
+        if last + len(left[last]) // UNIT_SIZE != stop:
+            break
+        if log_start > 0:
+            left[last] = left[last][:-UNIT_SIZE] + _expired(log_start)
+            break
+        del left[last]
+        stop = last
+    return left, stop
+
+
+def _expired(log_start: int) -> bytes:
+    """Return an entry like that of an expired message: it points to the byte before the log."""
+    return queue_entry.encode(QueueEntry(log_start - 1, 1, 0))
+
+
 def stand_in(queue: ConsumeQueue, log_start: int, file_size: int) -> tuple[dict[int, bytes], int]:
     """Return the entries of a new queue that replaces a queue with unusable files, and its end.
 
     The entries have the form of :func:`bridges`. They begin at the start of a file, and reach the
-    end of the old queue. Each entry points to the byte before the log, like the entry of an expired
-    message. The result is empty if a message of the queue has not expired.
+    end of the old queue. Each entry is like that of an expired message. The result is empty if a
+    message of the queue has not expired.
 
     QUIRK: these entries must not be fillers. RocketMQ adds the size in a queue's last entry to the
     physical offset in this entry. It assumes that all messages before the sum are dispatched. For a
@@ -83,7 +107,7 @@ def stand_in(queue: ConsumeQueue, log_start: int, file_size: int) -> tuple[dict[
     if not stop:
         return {}, 0
     first = (stop - 1) // room * room
-    return {first: queue_entry.encode(QueueEntry(log_start - 1, 1, 0)) * (stop - first)}, stop
+    return {first: _expired(log_start) * (stop - first)}, stop
 
 
 @dataclass(frozen=True, slots=True)
