@@ -207,6 +207,15 @@ def test_no_queue_ends_with_a_bridge(
         assert store.queue_offsets("orders", 0).max == (last + 1 if has_expired else 0)
 
 
+def test_a_rebuild_leaves_out_an_empty_last_file(expired: Path) -> None:
+    folder = expired / "consumequeue/orders/0"
+    (folder / f"{4 * 200:020d}").touch()
+    rebuild(expired, apply=True)
+    assert [path.name for path in sorted(folder.iterdir())] == [f"{n * 200:020d}" for n in range(4)]
+    with lq.MessageStore.open(expired) as store:
+        assert store.queue_offsets("orders", 0).max == MESSAGES
+
+
 def test_a_bridge_does_not_span_a_missing_file(tmp_path: Path) -> None:
     """The neighbours of the missing file are no neighbours in the queue."""
     (tmp_path / "commitlog").mkdir()
