@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nlargest
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -40,7 +40,7 @@ from logquarry.log.store_files import DAMAGE
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run, Span
 from logquarry.read.batch_queue import all_queues, frames_in
 from logquarry.read.index_file import LARGEST_MESSAGE, indexed_frames, last_indexed
-from logquarry.read.queue import LastEntries, Queue, has_message
+from logquarry.read.queue import Queue, has_message
 from logquarry.read.rocksdb_queue import RocksQueue
 from logquarry.text import plural, time_text
 
@@ -50,6 +50,8 @@ _MOST_OF_ROCKSDB: Final = 64
 _INVALID: Final = (ValueError, TypeError, KeyError, ArithmeticError, RecursionError)
 _NONE: Final = np.empty(0, np.int64)
 
+LastEntries = Mapping[Queue, QueueEntry | None]
+"""Queues with their last entries (:attr:`Queue.last_entry`), which a caller has just read."""
 StoreTimeAt = Callable[[int, int], int]
 """Function that returns the store time of a message, given its physical offset and its size; -1 if
 there is no message.

@@ -7,7 +7,7 @@ more memory than the files have bytes, even if a damaged queue has a huge gap.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, KeysView, Mapping
+from collections.abc import Callable, Iterator, KeysView
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -26,7 +26,6 @@ NO_CODE: Final = java.LONG_MIN
 UNIT_DTYPE: Final = queue_entry.LAYOUT.dtype()
 Units = Records
 """Array of entries as stored, with the big-endian fields physical_offset, size and tags_code."""
-
 StoreTime = Callable[[int, int], int]
 """Function (physical offset, size) -> store time of the message in ms; -1 without a message."""
 
@@ -204,10 +203,6 @@ class Queue(ABC):
         return _NO_MESSAGE_TIME
 
 
-LastEntries = Mapping[Queue, QueueEntry | None]
-"""Queues with their last entries (:attr:`Queue.last_entry`), which a caller has just read."""
-
-
 def _bisect(
     units: Units, low: int, timestamp: int, store_time: StoreTime, log_min_offset: int
 ) -> int | None:
@@ -266,9 +261,6 @@ class FileQueue(Queue):
         with_stale: whether a consume queue includes entries that point after the log's end. Such
             entries stay in the files if a recovery by RocketMQ's rules truncates the log
             (:attr:`StoreLayout.cut_end`).
-
-    Attributes:
-        listed: the files in the queue's folder, with those whose names are no queue offsets.
     """
 
     entry_size: int
@@ -314,7 +306,7 @@ class FileQueue(Queue):
     def _use(self, sequence: FileSequence) -> None:
         # The entries of a file whose name is no multiple of the entry size have no queue offsets.
         files = tuple(file for file in sequence.files if file.base % self.entry_size == 0)
-        self.listed = sequence
+        self.listed = sequence  # also files whose names are no queue offsets
         self.sequence = FileSequence(files, sequence.file_size)
         self._tail: tuple[int, int] | None = None
 

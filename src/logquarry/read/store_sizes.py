@@ -39,8 +39,9 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.features import find_queue_kinds
 from logquarry.read.index import Index, has_index_tags
 from logquarry.read.index_file import kept_shape, likely_shape
+from logquarry.read.log_end import LastEntries
 from logquarry.read.log_queues import LMQ_PREFIX
-from logquarry.read.queue import ConsumeQueue, LastEntries
+from logquarry.read.queue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
 _MOST_QUEUES: Final = 256

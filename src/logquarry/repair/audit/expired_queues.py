@@ -17,7 +17,7 @@ from logquarry.errors import CorruptFile, StoreNotFound, UsageError
 from logquarry.format import broker_json, queue_entry
 from logquarry.format.arrays import Int64, Records, consecutive
 from logquarry.format.batch import MOST_MESSAGES
-from logquarry.format.queue_entry import FILLER, QueueEntry
+from logquarry.format.queue_entry import FILLER, UNIT_SIZE, QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.rocksdb import read_config
@@ -61,6 +61,30 @@ def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
         if is_there.any():
             stop = max(stop, int(numbers[np.flatnonzero(is_there)[-1]]) + 1)
     return made, stop
+
+
+def cut_bridges(made: dict[int, bytes], stop: int, log_start: int) -> tuple[dict[int, bytes], int]:
+    """Return the bridges of a consume queue that a recovery cuts off at ``stop``, and the queue's
+    end.
+
+    If the queue would end with a bridge, the last entry must be no filler; see :func:`stand_in`. If
+    the log begins at 0, no message has expired, so the queue ends before this bridge.
+    """
+    left = {number: data for number, data in made.items() if number < stop}
+    for last in sorted(left, reverse=True):
+        if last + len(left[last]) // UNIT_SIZE != stop:
+            break
+        if log_start > 0:
+            left[last] = left[last][:-UNIT_SIZE] + _expired(log_start)
+            break
+        del left[last]
+        stop = last
+    return left, stop
+
+
+def _expired(log_start: int) -> bytes:
+    """Return an entry like that of an expired message: it points to the byte before the log."""
+    return queue_entry.encode(QueueEntry(log_start - 1, 1, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +140,7 @@ def stand_in(queue: FileQueue, layout: StoreLayout, files: OpenFiles, file_size:
             entry["base"], entry["count"], entry["reserved"] = end - 1, 1, 0
         return StandIn(max(0, last.number) // room * room, entry.tobytes(), end, is_sure)
     number = (end - 1) // room * room
-    entries = queue_entry.encode(QueueEntry(log_start - 1, 1, 0)) * (end - number)
+    entries = _expired(log_start) * (end - number)
     return StandIn(number, entries, end, is_sure)
 
 

@@ -36,7 +36,7 @@ from logquarry.repair.audit.differences import (
     may_stay,
     names_damage,
 )
-from logquarry.repair.audit.expired_queues import bridges
+from logquarry.repair.audit.expired_queues import bridges, cut_bridges
 from logquarry.repair.audit.harmed_ids import HarmedIds
 from logquarry.repair.audit.right_offsets import RightBases, RightOffsets
 from logquarry.repair.audit.runs import AuditedRun, EntryFacts, audited
@@ -174,6 +174,8 @@ class QueueAudit(RightOffsets):
             kept_until = self._bridged_until(made, log_start)
             if kept_until == had:
                 had = kept_until = stop
+            else:
+                made, kept_until = cut_bridges(made, kept_until, log_start)
         elif end is None:
             kept_until = self._known_from(0, self._had, log_start)
         else:

@@ -442,6 +442,8 @@ class _Rebuild:
         made, end = bridges(queue, layout.commit_log.start)
         for file in queue.files:
             data = bytearray(layout.filesystem.read(file.path))
+            if not data:
+                continue
             for number, entry in made.items():
                 at = number * queue.entry_size - file.base
                 if 0 <= at < len(data):

@@ -29,9 +29,15 @@ from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
-from logquarry.read.log_end import known_damage, last_entries, last_file_start, sound_bound
+from logquarry.read.log_end import (
+    LastEntries,
+    known_damage,
+    last_entries,
+    last_file_start,
+    sound_bound,
+)
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import ConsumeQueue, LastEntries, Queue
+from logquarry.read.queue import ConsumeQueue, Queue
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import FileFault, file_differences, queue_name
 from logquarry.repair.audit.first_difference import QueueAudits

@@ -22,6 +22,7 @@ from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.expired_queues import bridges
 from logquarry.repair.rebuild.rebuild import rebuild
 from tests.helpers.failing_disk import StoppedDisk
+from tests.helpers.files import overwrite
 
 CONFIG = lq.StoreConfig(mapped_file_size_commit_log=1 << 14, mapped_file_size_consume_queue=200)
 MESSAGES = 37
@@ -294,6 +295,42 @@ def test_strange_bytes_after_the_queue_are_no_entries(expired: Path, place: int)
     path.write_bytes(path.read_bytes()[: 7 * 20] + bytes(20) + entry + bytes(20))
     assert not lq.verify(expired).has_damage
     assert not lq.recover(expired).is_needed
+
+
+@pytest.mark.parametrize("has_expired", [True, False])
+@pytest.mark.parametrize("zeroed", [{0, 1, 2}, set(range(11))])
+def test_no_queue_ends_with_a_bridge(
+    expired: Path, zeroed: set[int], has_expired: bool, tmp_path: Path
+) -> None:
+    """RocketMQ takes a filler at the end for a message of 2 GiB, and dispatches nothing."""
+    zero(expired, zeroed)
+    last, folder = max(zeroed), expired / "consumequeue/orders/0"
+    wrong = queue_entry.encode(queue_entry.QueueEntry(1 << 40, 100, 0))
+    path = folder / f"{(last + 1) // ROOM * 200:020d}"
+    overwrite(path, (last + 1) % ROOM * 20, wrong)
+    if not has_expired:
+        shutil.rmtree(expired / "commitlog")
+        with lq.MessageStore.open(tmp_path / "other", mode="rw", config=CONFIG) as store:
+            store.put(lq.Message("orders", b"x", queue_id=1))
+        shutil.rmtree(expired / "consumequeue/orders/1")
+        for name in ("commitlog", "consumequeue/orders/1", "checkpoint", ".logquarry"):
+            (tmp_path / "other" / name).rename(expired / name)
+    lq.recover(expired, apply=True, accept_loss=1 << 30)
+    report = lq.verify(expired)
+    assert not report.has_damage
+    assert "queue_ends_in_filler" not in {found.kind for found in report.findings}
+    assert not lq.recover(expired).is_needed
+    with lq.MessageStore.open(expired) as store:
+        assert store.queue_offsets("orders", 0).max == (last + 1 if has_expired else 0)
+
+
+def test_a_rebuild_leaves_out_an_empty_last_file(expired: Path) -> None:
+    folder = expired / "consumequeue/orders/0"
+    (folder / f"{4 * 200:020d}").touch()
+    rebuild(expired, apply=True)
+    assert [path.name for path in sorted(folder.iterdir())] == [f"{n * 200:020d}" for n in range(4)]
+    with lq.MessageStore.open(expired) as store:
+        assert store.queue_offsets("orders", 0).max == MESSAGES
 
 
 def test_a_bridge_does_not_span_a_missing_file(tmp_path: Path) -> None:
