@@ -215,8 +215,11 @@ def test_zeroed_entries_of_expired_batches_get_a_bridge(
         assert not store.get(BATCH_TOPIC, 1, 0).messages
 
 
+@pytest.mark.parametrize("wrong", [1, 2])
 @pytest.mark.parametrize("first", [0, 10])
-def test_no_bridge_leads_to_an_entry_that_is_cut_off(first: int, copied: Copied) -> None:
+def test_no_bridge_leads_to_an_entry_that_is_cut_off(
+    first: int, wrong: int, copied: Copied
+) -> None:
     """The wrong entry after the zeroed ones would give the bridge its queue offsets."""
     root = copied("5.5.0-batchcq")
     log = root / "commitlog" / ("0" * 20)
@@ -227,7 +230,7 @@ def test_no_bridge_leads_to_an_entry_that_is_cut_off(first: int, copied: Copied)
     found = _entries(path)
     end = struct.unpack_from(">q", found[first], 28)[0] if first else 0
     found[first][:] = found[first + 1][:] = bytes(46)
-    struct.pack_into(">q", found[first + 2], 0, 1 << 40)
+    struct.pack_into(">q", found[first + wrong], 0, 1 << 40)
     path.write_bytes(b"".join(found))
     lq.recover(root, apply=True, accept_loss=1 << 30)
     assert not lq.recover(root).is_needed

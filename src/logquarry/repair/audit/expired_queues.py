@@ -73,10 +73,10 @@ def cut_bridges(
     """
     left = {number: data for number, data in made.items() if number < stop}
     for last in sorted(left, reverse=True):
-        if last + len(left[last]) // queue.entry_size != stop:
+        if last + len(left[last]) // queue.entry_size < stop:
             break
         if log_start > 0 and not queue.is_batch:
-            left[last] = left[last][:-UNIT_SIZE] + _expired(log_start)
+            left[last] = left[last][: (stop - last - 1) * UNIT_SIZE] + _expired(log_start)
             break
         del left[last]
         stop = last
