@@ -215,6 +215,30 @@ def test_zeroed_entries_of_expired_batches_get_a_bridge(
         assert not store.get(BATCH_TOPIC, 1, 0).messages
 
 
+@pytest.mark.parametrize("wrong", [1, 2])
+@pytest.mark.parametrize("first", [0, 10])
+def test_no_bridge_leads_to_an_entry_that_is_cut_off(
+    first: int, wrong: int, copied: Copied
+) -> None:
+    """The wrong entry after the zeroed ones would give the bridge its queue offsets."""
+    root = copied("5.5.0-batchcq")
+    log = root / "commitlog" / ("0" * 20)
+    log.rename(log.with_name(f"{131072:020d}"))
+    log.with_name(f"{131072:020d}").write_bytes(bytes(131072))
+    lq.recover(root, apply=True)
+    path = root / "batchconsumequeue" / BATCH_TOPIC / "1" / ("0" * 20)
+    found = _entries(path)
+    end = struct.unpack_from(">q", found[first], 28)[0] if first else 0
+    found[first][:] = found[first + 1][:] = bytes(46)
+    struct.pack_into(">q", found[first + wrong], 0, 1 << 40)
+    path.write_bytes(b"".join(found))
+    lq.recover(root, apply=True, accept_loss=1 << 30)
+    assert not lq.recover(root).is_needed
+    assert not verify_store(StoreLayout.open(root)).has_damage
+    with lq.MessageStore.open(root) as store:
+        assert store.queue_offsets(BATCH_TOPIC, 1).max == end
+
+
 def committed(root: Path, offset: int) -> None:
     table = {f"{BATCH_TOPIC}@group": {"1": offset}}
     text = json.dumps({"offsetTable": table})

@@ -63,19 +63,21 @@ def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
     return made, stop
 
 
-def cut_bridges(made: dict[int, bytes], stop: int, log_start: int) -> tuple[dict[int, bytes], int]:
-    """Return the bridges of a consume queue that a recovery cuts off at ``stop``, and the queue's
-    end.
+def cut_bridges(
+    queue: FileQueue, made: dict[int, bytes], stop: int, log_start: int
+) -> tuple[dict[int, bytes], int]:
+    """Return the bridges of a queue that a recovery cuts off at ``stop``, and the queue's end.
 
-    If the queue would end with a bridge, the last entry must be no filler; see :func:`stand_in`. If
-    the log begins at 0, no message has expired, so the queue ends before this bridge.
+    If the queue would end with a bridge, the last entry must be no filler; see :func:`stand_in`. A
+    batch queue ends before this bridge, because the entry after it gave the queue offsets of the
+    bridge. If the log begins at 0, no message has expired, so the queue ends before the bridge too.
     """
     left = {number: data for number, data in made.items() if number < stop}
     for last in sorted(left, reverse=True):
-        if last + len(left[last]) // UNIT_SIZE != stop:
+        if last + len(left[last]) // queue.entry_size < stop:
             break
-        if log_start > 0:
-            left[last] = left[last][:-UNIT_SIZE] + _expired(log_start)
+        if log_start > 0 and not queue.is_batch:
+            left[last] = left[last][: (stop - last - 1) * UNIT_SIZE] + _expired(log_start)
             break
         del left[last]
         stop = last

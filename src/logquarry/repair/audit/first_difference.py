@@ -175,7 +175,7 @@ class QueueAudit(RightOffsets):
             if kept_until == had:
                 had = kept_until = stop
             else:
-                made, kept_until = cut_bridges(made, kept_until, log_start)
+                made, kept_until = cut_bridges(self._disk, made, kept_until, log_start)
         elif end is None:
             kept_until = self._known_from(0, self._had, log_start)
         else:
@@ -368,6 +368,8 @@ class BatchQueueAudit:
             made, stop = bridges(self._disk, log_start)
             if kept_until == had:
                 had = kept_until = stop
+            else:
+                made, kept_until = cut_bridges(self._disk, made, kept_until, log_start)
         return AuditedQueue(
             key=self.key,
             first_entry=first,

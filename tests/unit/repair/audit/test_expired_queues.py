@@ -19,7 +19,7 @@ from logquarry.log.open_files import OpenFiles
 from logquarry.log.readable import Unreadable
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue
 from logquarry.read.queue import ConsumeQueue
-from logquarry.repair.audit.expired_queues import bridges
+from logquarry.repair.audit.expired_queues import bridges, cut_bridges
 from logquarry.repair.rebuild.rebuild import rebuild
 from tests.helpers.failing_disk import StoppedDisk
 from tests.helpers.files import overwrite
@@ -350,6 +350,11 @@ def test_a_bridge_does_not_span_a_missing_file(tmp_path: Path) -> None:
     assert (made, stop) == ({}, 15)
     simple = ConsumeQueue(StoreLayout.open(tmp_path, config), "batches", 0)
     assert bridges(simple, 0) == ({}, 0)
+    # A recovery may cut off a queue within a bridge.
+    assert cut_bridges(queue, {0: bytes(46 * 5)}, 2, 100) == ({}, 0)
+    cut, end = cut_bridges(simple, {0: queue_entry.encode(FILLER) * 5}, 2, 100)
+    ends = [FILLER, queue_entry.QueueEntry(99, 1, 0)]
+    assert (cut, end) == ({0: b"".join(map(queue_entry.encode, ends))}, 2)
 
 
 def queue_entry_rows(base: int, count: int = 5) -> BatchEntries:
