@@ -110,15 +110,19 @@ def test_a_rebuild_leaves_no_gap_between_batches(damaged: tuple[Path, Row]) -> N
     _check_gap(root, lost)
 
 
+def expire(root: Path) -> None:
+    """Let the log begin with a later file, which has no message."""
+    log = root / "commitlog"
+    (log / ("0" * 20)).unlink()
+    (log / f"{131072:020d}").write_bytes(bytes(131072))
+
+
 def test_a_queue_whose_messages_expired_continues_where_it_ended(
     copied: Copied, rocketmq5: Path, tmp_path: Path
 ) -> None:
     source = rocketmq5 / "5.5.0-batchcq"
     root, into = copied("5.5.0-batchcq"), tmp_path / "new"
-    log = root / "commitlog" / ("0" * 20)
-    # The log now begins with a later file, which has no message.
-    log.rename(log.with_name(f"{131072:020d}"))
-    log.with_name(f"{131072:020d}").write_bytes(bytes(131072))
+    expire(root)
     report = rebuild(root, into=into)
     assert bytes_of(into / "batchconsumequeue") == bytes_of(root / "batchconsumequeue")
     ends = {(q.topic, q.queue_id): q for q in report.queues or ()}
@@ -184,9 +188,7 @@ def test_zeroed_entries_of_expired_batches_get_a_bridge(
 ) -> None:
     """The log has no message of the queue. A broker would end the queue at the zeroed entry."""
     root = copied("5.5.0-batchcq")
-    log = root / "commitlog" / ("0" * 20)
-    log.rename(log.with_name(f"{131072:020d}"))
-    log.with_name(f"{131072:020d}").write_bytes(bytes(131072))
+    expire(root)
     lq.recover(root, apply=True)
     path = root / "batchconsumequeue" / BATCH_TOPIC / "1" / ("0" * 20)
     wanted, found = _entries(path), _entries(path)
@@ -222,9 +224,7 @@ def test_no_bridge_leads_to_an_entry_that_is_cut_off(
 ) -> None:
     """The wrong entry after the zeroed ones would give the bridge its queue offsets."""
     root = copied("5.5.0-batchcq")
-    log = root / "commitlog" / ("0" * 20)
-    log.rename(log.with_name(f"{131072:020d}"))
-    log.with_name(f"{131072:020d}").write_bytes(bytes(131072))
+    expire(root)
     lq.recover(root, apply=True)
     path = root / "batchconsumequeue" / BATCH_TOPIC / "1" / ("0" * 20)
     found = _entries(path)
@@ -261,9 +261,7 @@ def test_an_expired_batch_queue_with_unusable_files(
 ) -> None:
     """Its last entry, or else the offsets of consumers, show at least where it ended."""
     root = copied("5.5.0-batchcq")
-    log = root / "commitlog" / ("0" * 20)
-    log.rename(log.with_name(f"{131072:020d}"))
-    log.with_name(f"{131072:020d}").write_bytes(bytes(131072))
+    expire(root)
     lq.recover(root, apply=True)
     committed(root, read)
     first, last = sorted((root / "batchconsumequeue" / BATCH_TOPIC / "1").iterdir())
