@@ -108,7 +108,7 @@ def test_an_interruption_between_two_steps_of_the_closing(tmp_path: Path, monkey
 def test_an_interrupt_while_a_failed_opening_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can close this store, so the opening itself lets the lock go."""
+    """The user gets no store to close, so the opening must release the lock."""
     stop = StoreEngine._stop_services
     left = [KeyboardInterrupt]
 
