@@ -173,6 +173,11 @@ class Frame:
             len(self.body) + len(self.topic) + len(self.properties)
         )
 
+    @property
+    def queue_key(self) -> tuple[str, int]:
+        """The queue that the frame names: topic and queue id."""
+        return self.topic.decode("utf-8", java.UTF8_ERRORS), self.queue_id
+
     def is_copied_to(self, topic: str) -> bool:
         """Whether multi-dispatch adds an entry for this frame to a queue of ``topic`` too. False if
         ``topic`` is the frame's own topic.

@@ -220,6 +220,13 @@ class CommitLog:
         outcome = self.outcome_at(offset, check_crc=check_crc)
         return outcome if isinstance(outcome, Frame) else None
 
+    def frame_of(self, entry: QueueEntry) -> Frame | None:
+        """Return the frame to which a queue entry points, if it has the entry's size; else None.
+        The CRC is not checked.
+        """
+        found = self.sound_frame_at(entry.physical_offset, check_crc=False)
+        return found if found is not None and found.size == entry.size else None
+
     def message_at(self, offset: int) -> Frame:
         """The message that starts at an offset; its CRC is checked.
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.format import frame, java, sys_flag
+from logquarry.format import frame, sys_flag
 from logquarry.format.arrays import SIZE
 from logquarry.format.index import IndexHeader, IndexShape
 from logquarry.log.frames import message_counts
@@ -185,10 +185,8 @@ def _stranger(log: CommitLog, queue: Queue) -> frame.Frame | None:
     for offset in {queue.min_offset, queue.max_offset - 1}:
         for _, unit in queue.entries(offset, offset + 1):
             found = log.sound_frame_at(unit.physical_offset, check_crc=False)
-            if found is not None:
-                named = found.topic.decode("utf-8", java.UTF8_ERRORS), found.queue_id
-                if named != (queue.topic, queue.queue_id):
-                    return found
+            if found is not None and found.queue_key != queue.key:
+                return found
     return None
 
 

@@ -5,7 +5,7 @@ No CRC covers the queue id in a frame. A queue id is called harmed if all these 
 - Another queue of the topic has the frame's entry at the frame's queue offset: with the frame's
   physical offset, size and tags code.
 - The queue that the frame names does not have this entry.
-- Near this entry, the other queue has an entry of one of its own messages.
+- Near this entry, the other queue has an entry whose message names this other queue.
 - No nearer entry points to a message of the queue that the frame names. Such an entry would show
   that a file lies in the folder of the wrong queue. It does not count if the queue that the frame
   names has its own message at the queue offset of the entry.
@@ -20,7 +20,6 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.format import java
 from logquarry.format.arrays import Bools, Int64, consecutive, joined_records
 from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import QueueEntry
@@ -137,10 +136,9 @@ class HarmedIds:
                 frame = self._frame(key, at)
                 if frame is None or frame.queue_offset != at:
                     continue
-                owner = frame.topic.decode("utf-8", java.UTF8_ERRORS), frame.queue_id
-                if owner == named and not self._has_own(named, at):
+                if frame.queue_key == named and not self._has_own(named, at):
                     return False
-                if owner == key:
+                if frame.queue_key == key:
                     is_own = True
                     break
         return is_own
@@ -148,11 +146,7 @@ class HarmedIds:
     def _has_own(self, key: QueueKey, offset: int) -> bool:
         """Whether a queue has an entry at an offset that points to its own message."""
         frame = self._frame(key, offset)
-        return (
-            frame is not None
-            and frame.queue_offset == offset
-            and (frame.topic.decode("utf-8", java.UTF8_ERRORS), frame.queue_id) == key
-        )
+        return frame is not None and frame.queue_offset == offset and frame.queue_key == key
 
     def _frame(self, key: QueueKey, offset: int) -> Frame | None:
         """Return the frame to which the entry of a queue points; None if there is none."""
@@ -161,8 +155,7 @@ class HarmedIds:
             return None
         for _, entry in queue.entries(offset, offset + 1):
             if not entry.is_filler:
-                found = self._log.outcome_at(entry.physical_offset, check_crc=False)
-                return found if isinstance(found, Frame) and found.size == entry.size else None
+                return self._log.frame_of(entry)
         return None
 
 

@@ -14,7 +14,6 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.format import java
 from logquarry.format.arrays import Bools, Int64
 from logquarry.format.frame import FIXED_SIZE_V1, Frame
 from logquarry.log.frames import runs_at
@@ -151,8 +150,7 @@ class ReplacedFiles:
             found = None if place is None else self._frames.outcome_at(place, check_crc=False)
             if place is None or not isinstance(found, Frame):
                 return
-            key = found.topic.decode("utf-8", java.UTF8_ERRORS), found.queue_id
-            yield key, self._has(key, found)
+            yield found.queue_key, self._has(found.queue_key, found)
             place += found.size
             if place >= stop:
                 return

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from logquarry.format import java
 from logquarry.format.arrays import Bools, Int64, consecutive
-from logquarry.format.frame import FIXED_SIZE_V1, Frame
+from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, Span
@@ -336,18 +335,11 @@ def misnamed_messages(
     log = CommitLog(layout)
     there = {queue.key: queue for queue in all_queues(layout)}
 
-    def frame_of(entry: QueueEntry) -> Frame | None:
-        frame = log.outcome_at(entry.physical_offset, check_crc=False)
-        return frame if isinstance(frame, Frame) and frame.size == entry.size else None
-
-    def queue_of(frame: Frame) -> QueueKey:
-        return frame.topic.decode("utf-8", java.UTF8_ERRORS), frame.queue_id
-
     def is_right(key: QueueKey, offset: int) -> bool:
         return any(
-            frame is not None and queue_of(frame) == key and frame.queue_offset == offset
+            frame is not None and frame.queue_key == key and frame.queue_offset == offset
             for _, entry in there[key].entries(max(0, offset), offset + 1)
-            for frame in [frame_of(entry)]
+            for frame in [log.frame_of(entry)]
         )
 
     for key, queue in sorted(there.items()):
@@ -361,10 +353,10 @@ def misnamed_messages(
                 lacks &= ~story.has(np.arange(start, start + len(units)))
             for at in np.flatnonzero(lacks).tolist():
                 offset, entry = start + at, QueueEntry(*units[at].item())
-                frame = frame_of(entry)
+                frame = log.frame_of(entry)
                 if frame is None or frame.queue_offset != offset:
                     continue
-                named = queue_of(frame)
+                named = frame.queue_key
                 if named == key or (named in there and is_right(named, offset)):
                     continue
                 if not (is_right(key, offset - 1) or is_right(key, offset + 1)):
