@@ -345,8 +345,9 @@ class Disk:
     def __init__(self, dest: Path, patch: pytest.MonkeyPatch) -> None:
         self._dest = dest
         self._synced: set[int] = set()
-        self._removed = 0
-        # Several threads remove old files. The first removal must not change what another checks.
+        self._moved = self._removed = 0
+        # Several threads move the new files and remove the old ones. The first move and the first
+        # removal must not change what another thread checks.
         one_at_a_time = threading.Lock()
         self.checked: set[str] = set()
         move, remove = OutputFolder.move, OutputFolder.remove
@@ -356,7 +357,10 @@ class Disk:
 
         def moved(folder: OutputFolder, source: str, target: str) -> None:
             if target.endswith(".parquet"):
-                self._check(INTENT)
+                # The intent is on the disk before the first new file gets its place.
+                with one_at_a_time:
+                    self._check(*(() if self._moved else [INTENT]))
+                    self._moved += 1
             move(folder, source, target)
             self._changed(source, target)
 
