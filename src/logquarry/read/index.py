@@ -33,6 +33,10 @@ from logquarry.stored_message import StoredMessage
 logger = logging.getLogger(__name__)
 
 _MOST_ENTRIES: Final = 256
+"""Maximum number of entries of the newest index file that :func:`find_tag_entries` reads."""
+
+_MOST_OLDER_ENTRIES: Final = 32
+"""The same for each older index file. A store of messages without tags can have many such files."""
 
 
 class Index:
@@ -113,11 +117,13 @@ def find_tag_entries(layout: StoreLayout, files: OpenFiles) -> TagEntries | None
     none of these messages has a tag.
     """
     log = CommitLog(layout, files=files)
+    most = _MOST_ENTRIES
     for file in reversed(Index(layout, files=files).files):
         if file.is_empty or file.shape is None:
             continue
         count = file.header.entry_count
-        first = max(1, count - _MOST_ENTRIES)
+        first = max(1, count - most)
+        most = _MOST_OLDER_ENTRIES
         data = file.read(file.shape.entry_position(first), (count - first) * index.ENTRY.size)
         hashes: dict[int, set[int]] = defaultdict(set)
         for at in range(0, len(data) - index.ENTRY.size + 1, index.ENTRY.size):

@@ -15,6 +15,7 @@ from logquarry.log.filesystem import Entry, FileView, LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.read import features, index
+from logquarry.read.commit_log import CommitLog
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.recover import recover
 from logquarry.repair.salvage.salvage import salvage_store
@@ -215,6 +216,23 @@ def test_the_index_tags_are_found_once(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setattr(module, "find_tag_entries", counted)
     lq.MessageStore.open(root, mode="rw").close()
     assert len(calls) == 1
+
+
+def test_old_index_files_without_tags_are_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = made(tmp_path / "s", *(lq.Message("t", b"1", keys=f"k{n}") for n in range(4_000)))
+    assert len(list((root / "index").iterdir())) == 6
+    checked = []
+
+    def counted(log: CommitLog, offset: int, hashes: set[int]) -> bool | None:
+        checked.append(offset)
+        return has_tag(log, offset, hashes)
+
+    has_tag = index._has_tag
+    monkeypatch.setattr(index, "_has_tag", counted)
+    lq.MessageStore.open(root, mode="rw").close()
+    assert 256 < len(checked) <= 256 + 5 * 32
 
 
 def test_each_queue_is_read_once_under_the_lock(
