@@ -24,7 +24,12 @@ from logquarry.repair.rebuild.rebuild import rebuild
 from tests.helpers.failing_disk import StoppedDisk
 from tests.helpers.files import overwrite
 
-CONFIG = lq.StoreConfig(mapped_file_size_commit_log=1 << 14, mapped_file_size_consume_queue=200)
+CONFIG = lq.StoreConfig(
+    mapped_file_size_commit_log=1 << 14,
+    mapped_file_size_consume_queue=200,
+    max_hash_slot_num=100,
+    max_index_num=400,
+)
 MESSAGES = 37
 ROOM = 10
 
