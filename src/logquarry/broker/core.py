@@ -240,12 +240,11 @@ class Core:
     def require_group(self, name: str) -> dict[str, Any]:
         """Return the settings of a subscription group.
 
-        If the group is missing, create it. If the options forbid this, raise Refused; but a
-        read-only broker creates any group, in memory.
+        If the group is missing, create it; raise Refused if the option ``create_groups`` is off. A
+        read-only broker ignores this option: it creates each missing group in memory.
         """
         found = self.tables.groups.get(name)
         if found is None:
-            # A read-only broker serves any group, even if it may not create groups.
             if self.writer is not None and not self.options.create_groups:
                 raise Refused(
                     f"subscription group [{name[:200]}] does not exist",

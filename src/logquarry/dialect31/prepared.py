@@ -190,8 +190,8 @@ class PreparedTransactions:
         with self._lock:
             if self._has_failed:
                 # An earlier call may have appended its message before it failed, but after the wait
-                # above had begun. So wait again: then the table shows whether that message ended
-                # the transaction.
+                # above had begun. So wait again. After this wait, the table shows whether that
+                # message ended the transaction.
                 self._wait_dispatched()
                 self._has_failed = False
             # Forget the transactions that the table no longer lists as open.

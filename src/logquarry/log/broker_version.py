@@ -116,8 +116,8 @@ def _by_names(filesystem: FileSystem, root: set[str]) -> Writer:
         return Writer("5.0.0", "5.4.0", tuple(signs))
     if broker_json.TOPICS_FILE in config and SIDECAR not in root:
         # RocketMQ 5.x would have written "attributes" for each topic, and by default a file
-        # ``timerwheel``, so an earlier version wrote the store. But a store with a ``.logquarry``
-        # folder has a topics.json that logquarry may have written, which proves nothing.
+        # ``timerwheel``, so an earlier version wrote the store. If the store has a ``.logquarry``
+        # folder, logquarry may have written topics.json. Then this file proves nothing.
         return Writer(None, "5.0.0", (f"{CONFIG}/{broker_json.TOPICS_FILE}",))
     return Writer()
 

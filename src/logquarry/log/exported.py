@@ -278,8 +278,11 @@ class ExactProperties:
 
 
 def read_exact(metadata: Mapping[bytes, bytes] | None) -> tuple[Int64, pa.Array] | None:
-    """Read the list in a file's metadata. Return the numbers of the listed rows and their strings;
-    None if the file has no list.
+    """Read the list in a file's metadata.
+
+    Returns:
+        The positions of the listed rows in the file (from 0), and the stored string of each of
+        these rows. None if the file has no list.
     """
     data = (metadata or {}).get(_EXACT_KEY)
     if data is None:

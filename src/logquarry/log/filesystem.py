@@ -279,8 +279,9 @@ class LocalFileSystem(FileSystem):
         except OSError as error:
             path = f"{folder}/{name.name}".lstrip("/")
             if error.errno == errno.EACCES and not folder and name.is_symlink():
-                # Treat the link like a folder without permission: only a reader of it fails.
-                # Otherwise one foreign link would make the whole store unreadable.
+                # Treat the link like a folder without permission: listing the store succeeds, and
+                # only code that reads the link's target fails. Otherwise one foreign link would
+                # make the whole store unreadable.
                 return Entry(name.name, True, 0)
             if error.errno not in _GONE:
                 # The name exists, so a list without it would show a part of the store as missing.

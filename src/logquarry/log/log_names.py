@@ -392,8 +392,8 @@ class _Identification:
             if entry == one.physical_offset:
                 return True
             others += 1
-        # One different offset proves nothing, because RocketMQ 3 can use a queue offset for two
-        # messages after a restart.
+        # One different offset is not enough: after a restart, RocketMQ 3 can use a queue offset for
+        # two messages.
         return False if others >= _LEAST_FRAMES else None
 
     def _entry_of(self, message: Frame) -> int | None:

@@ -170,7 +170,10 @@ class LogBytes:
         return self._files.at(offset - 1) is not None
 
     def path_at(self, position: int) -> str:
-        """Return the full path of the file that contains an offset, or of the log's folder."""
+        """Return the full path of the log file that contains a physical offset.
+
+        If there is no such file, return the path of the log's first folder.
+        """
         file = self._files.at(position)
         folder = self._layout.log_folders.paths[0]
         return self._layout.filesystem.full_path(folder if file is None else file.path)

@@ -10,7 +10,7 @@ slave has no bytes, and the master chooses where to start. Each later report ack
 before its offset. A transfer can end in the middle of a frame.
 
 The caller passes received bytes and the time, and gets events and the bytes to send. The network
-can divide the bytes of a transfer at any place. Only the number of events depends on this.
+can divide the bytes of a transfer at any place. This changes only the number of events.
 
 A connection keeps at most a part of a header in memory. If a peer sends invalid
 bytes, :class:`~logquarry.errors.ProtocolViolation` is raised. A slave's report ends the wait of a

@@ -125,7 +125,8 @@ class LiveQueue(LiveBounds, _LiveFiles):
     ) -> None:
         super().__init__(topic, queue_id, files, log)
         self.units_per_file = files.file_size // UNIT_SIZE
-        # Whether RocketMQ 5 wrote the store: then an expired queue has another min offset.
+        # True if RocketMQ 5 wrote the store. In such a store, a queue whose messages have all
+        # expired has its max offset as min offset; in another store, the min offset is then 0.
         self._is_5 = is_5
         # The cached min offset, after the two numbers for which it was computed: the start of the
         # queue's first file, and the start of the log.

@@ -191,8 +191,8 @@ def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
         return bound
     start = last_file_start(layout)
     if start is None:
-        # Every file begins with zeros, so none is known to have frames. Walk the whole log: its
-        # first break is the end.
+        # Every file begins with zeros, so none is known to have frames. Walk the whole log: it ends
+        # at its first break.
         start = layout.commit_log.start
     if bound is None or bound <= start:
         return bound
@@ -457,8 +457,8 @@ def lost_messages(
     are an estimate. ``spans``, the damaged ranges, must be in the order of the log. Without
     ``log_end``, only messages in ``spans`` count.
     """
-    # Ignore entries that point to ``limit`` or later: such an entry is damaged, and proves no lost
-    # message.
+    # Ignore entries that point to ``limit`` or later. Such an entry is damaged, so it does not
+    # prove that a message is lost.
     log = layout.commit_log
     limit = java.LONG_MAX
     if log.files and log_end < java.LONG_MAX:

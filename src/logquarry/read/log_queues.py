@@ -166,8 +166,10 @@ class RetainedCounter:
 
     @staticmethod
     def _drop(queue: Queue, known: _Counted, log_start: int, log_end: int) -> None:
-        """Count the entries of the first queue files again, up to the first file whose messages are
-        all still in the log.
+        """Count the oldest queue files again, after retention has moved the log's start.
+
+        Forget files without a message in the log. Stop after the first file that has lost no
+        message.
         """
         room = queue.units_per_file
         for number in sorted(known.files):

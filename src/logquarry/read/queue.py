@@ -469,7 +469,7 @@ class ConsumeQueue(FileQueue):
         return at if cut is None else self._kept_prefix(index, at, cut)
 
     def _kept_prefix(self, index: int, written: int, cut: int) -> int:
-        """Return how many entries there are up to the last one that points before ``cut``."""
+        """Return the number of entries up to the last one that points before ``cut``, else 0."""
         stop = written
         while stop:
             start = max(0, stop - _LARGEST_CHUNK)

@@ -72,7 +72,7 @@ class QueueSlice:
 
 @dataclass(frozen=True, slots=True)
 class PlaceList:
-    """Frames whose physical offsets are from the index, which does not have their sizes."""
+    """Frames found through the index, which has their physical offsets, but not their sizes."""
 
     offsets: tuple[int, ...]
 

@@ -215,9 +215,10 @@ class Known(NamedTuple):
 
     ``checks`` are contents of ``timercheck``. A message was delivered if it was in the wheel at the
     time of such a check, and its slot is before the check's read time. ``delivered`` has further
-    queue offsets of delivered messages. No message with a queue offset before ``first`` waits. All
-    deliveries whose copies are before the physical offset ``since`` are known. If a message was in
-    the wheel, its delivery is known if the copy is before the physical offset ``wheel_since``.
+    queue offsets of delivered messages. No message with a queue offset before ``first`` waits. The
+    caller knows every delivery whose copy is before the physical offset ``since`` (None: no such
+    offset is known). For a message that was in the wheel, the caller knows the delivery if the copy
+    is before the physical offset ``wheel_since``.
     """
 
     checks: Sequence[TimerCheck] = ()
@@ -299,7 +300,7 @@ def read_check(layout: StoreLayout) -> TimerCheck:
 
 
 def check_or_none(layout: StoreLayout) -> TimerCheck:
-    """Read ``timercheck``. If it is unreadable, return zeros: then deliveries are found only in the
+    """Read ``timercheck``; zeros if it is unreadable. With zeros, deliveries are found only in the
     log.
     """
     try:

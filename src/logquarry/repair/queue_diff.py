@@ -80,8 +80,9 @@ class QueueDiff:
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """The part of the log that both stores have, between two physical offsets. If ``is_live``, a
-    writer has a store open, and its queues may lack the newest messages.
+    """The range of physical offsets that the logs of both stores have in common.
+
+    If ``is_live``, a writer has a store open, and its queues may lack the newest messages.
     """
 
     start: int

@@ -232,7 +232,7 @@ class LogDiff:
 
     # ------------------------------------------------------------------------- the first difference
     def _blank_at(self, offset: int) -> Place | None:
-        """Return the blank that both logs have and in whose padding ``offset`` lies, else None."""
+        """If both logs have the same blank, and ``offset`` is in its padding, return the blank."""
         left, right = place_at(self._a, offset), place_at(self._b, offset)
         same = (left.what, left.offset, left.size) == (right.what, right.offset, right.size)
         is_padding = left.what == "blank" and same and offset >= left.offset + BLANK.size

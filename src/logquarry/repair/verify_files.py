@@ -105,7 +105,8 @@ def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
         return
     for folder in (CONFIG, COMPACTED, ROCKSDB_STORE):
         for path, is_dir, wrong in below(layout.filesystem, folder):
-            # Skip hidden names: editors leave links and pipes, which the store does not use.
+            # Skip hidden names: editors leave links and pipes with such names. The store does not
+            # use them.
             if wrong is not None and not PurePosixPath(path).name.startswith("."):
                 report.add("wrong_entry", path, 0, f"it {wrong}: {_REMEDY}")
             if is_dir or wrong is not None:

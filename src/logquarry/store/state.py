@@ -34,8 +34,8 @@ from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, HalfCo
 from logquarry.text import document
 
 State = Literal["closed", "live", "crashed"]
-"""``closed``: shut down cleanly; ``live``: open for writing in a process; ``crashed``: neither of
-these.
+"""``live``: a process has the store open for writing. ``crashed``: the store is not live, but has
+an abort file. ``closed``: it was shut down cleanly.
 """
 
 
@@ -78,7 +78,7 @@ class StateSource(Protocol):
 
 
 def condition(store: StateSource) -> State:
-    """Return whether a store is closed, open in some process, or has crashed."""
+    """Return the state of a store (see :data:`State`)."""
     return "live" if store.is_live else "crashed" if store.has_abort else "closed"
 
 

@@ -387,8 +387,11 @@ def falls(starts: Int64, stops: Int64, expected: int) -> list[int]:
 
 
 def _new_part(entries: BatchEntries, expected: int) -> BatchEntries:
-    """Remove entries, and first messages of an entry, whose queue offsets the queue already has.
-    Writers of queues with 20-byte entries do the same.
+    """Return the part of new entries that the queue does not have yet.
+
+    Entries with only known queue offsets are removed. If the queue has only the first messages of
+    an entry, the entry is shortened to the other messages. Writers of queues with 20-byte entries
+    also skip known entries.
 
     QUIRK: Java appends all entries: ``putBatchMessagePositionInfo`` compares only physical offsets
     (test_batch_queue_writer.py::test_a_recreated_topic_continues_after_the_known_entries).

@@ -195,9 +195,9 @@ class ReplicaWait:
         """
         waiting = self._waiting
         if self._held_from <= since and offset <= self._held_to and not waiting:
-            # The range was acknowledged before. Compare both ends of the range: a slave that is
-            # behind another slave may acknowledge bytes before the range, which no slave has
-            # acknowledged yet.
+            # The acknowledged range already contains the new range. Compare both ends: a slave that
+            # is behind another slave may acknowledge bytes that are before the acknowledged range.
+            # Then do not return here.
             return
         reached: list[Waiter] = []
         others: list[Waiter] = []

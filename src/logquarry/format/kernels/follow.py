@@ -225,8 +225,9 @@ def follow(
                     return count, position, r.TABLE_FULL, topic_count, queue_count, key_count, odd
                 queue_count = max(queue_count, queue + 1)
             last_queue = queue
-        # A topic that is not valid UTF-8 gets the index 0. The next frame must not be compared with
-        # topic 0: the bytes of topic 0 may be from an earlier call, and may be released.
+        # A topic that is not valid UTF-8 gets the index 0. Do not compare the next frame with row 0
+        # of ``topics``: the address in this row may be from an earlier call, and its memory may
+        # already be freed.
         last_topic = topic if is_text else -1
         store_time = load_i64(at + store_time_at(flags))
         if not is_ascii(props, props_length) and not is_utf8(props, props_length):

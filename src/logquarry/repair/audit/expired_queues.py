@@ -165,7 +165,7 @@ class _Last:
 
 
 def _last(queue: FileQueue, log_start: int) -> _Last | None:
-    """Return the last entry of a consume queue. None if a message has not expired."""
+    """Return the last entry of a consume queue; None if a message has not expired."""
     end = queue.entry_end if queue.entry_end <= log_start else 0
     for numbers, entries in _parts(queue, log_start):
         if (has_message(entries) & (entries["physical_offset"] >= log_start)).any():
@@ -177,8 +177,10 @@ def _last(queue: FileQueue, log_start: int) -> _Last | None:
 
 
 def _last_of_batches(queue: FileQueue, log_start: int) -> _Last | None:
-    """Return the entry of a batch queue with the highest queue offset, because the names of the
-    files show no queue offsets. None if a message has not expired.
+    """Return the entry of a batch queue with the highest queue offset.
+
+    The names of the files do not show queue offsets, so all entries are read. None if a message has
+    not expired.
     """
     made = np.zeros(1, BATCH_DTYPE)
     made["physical_offset"], made["size"], made["compacted_offset"] = log_start - 1, 1, -1

@@ -120,7 +120,8 @@ class IndexAudit:
             if header.entry_count > 1:
                 indexed = max(indexed, header.end_offset)
             yield from self._check_file(file, header, log_end, lost)
-        # Skip this check if a header is wrong: then the range of messages of its file is wrong too.
+        # Skip this check if a header is wrong, because the range of messages in the header may be
+        # wrong too.
         if self._has_keys and not self.is_exact and not self._all.odd_headers:
             yield from self._gap_differences()
         if last_keyed is not None and last_keyed > indexed:

@@ -194,8 +194,8 @@ class LogAudit:
                 assert not isinstance(event, BlankSpan)
                 stale = self._why_stale(event)
                 if stale is not None:
-                    # An earlier recovery cut these frames off. A queue entry for one proves
-                    # nothing.
+                    # An earlier recovery cut these frames off. If a queue entry points to one of
+                    # them, this does not prove that the log reaches up to this frame.
                     if least is not None and least > event.start:
                         least = self._bounds.durable
                     break
@@ -378,9 +378,10 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
 def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
     """Whether the bytes after the log's end come from earlier messages in a reused buffer.
 
-    With ``writeWithoutMmap``, RocketMQ 5.5.0 copies an append into one of 16 shared buffers, and
-    writes the buffer up to the next page of the file (``DefaultMappedFile``). The broker never
-    clears a buffer. So the rest of the page receives bytes of earlier, longer appends::
+    With ``writeWithoutMmap``, RocketMQ 5.5.0 copies each append into one of 16 shared buffers. It
+    then writes bytes of the buffer to the file until the file's current page is full
+    (``DefaultMappedFile``). The broker never clears a buffer. So the rest of the page receives
+    bytes of earlier, longer appends::
 
         buffer   | last append | older append | append before that, longer | zeros
         file     | last frame  | stale bytes up to the end of the page     | next page

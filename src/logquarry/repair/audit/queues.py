@@ -194,7 +194,7 @@ class QueuesAudit:
         last = len(offsets) - 1
         doubtful += [last] if is_end else []
         for at in doubtful:
-            # Without a break in the queue offsets, a copy by multi-dispatch shows nothing.
+            # A copy in another topic (multi-dispatch) counts only at a break in the queue offsets.
             is_next = at == last and offsets[last] == expected[last]
             names = self._by_topic.get(key[0], []) if is_next else self._sorted
             stays[at] = not self._is_of_another(key, seen, values, at, names)

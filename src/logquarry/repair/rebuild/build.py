@@ -147,7 +147,8 @@ class QueueReport:
         restarts: number of times that the topic was deleted and created again.
         harmed: number of frames with a harmed queue offset; their entries are at the right offset.
         is_taken_over: whether the log has no message of the queue, so the rebuild has kept its end.
-        is_end_sure: False if the old files were unusable, and the queue may have ended later.
+        is_end_sure: whether ``max_offset`` is certainly the queue's old end. It is False only if
+            the old files were unusable and did not show the end; the queue may have ended later.
     """
 
     topic: str

@@ -386,7 +386,8 @@ class _Rebuild:
             return LogAudit(layout, KnownBounds(), stop=end, is_live=True), end, old
         bounds = find_bounds(layout, usable)
         if bounds.queued is None:
-            # Without entries, the queues show no end of the log: the last messages may have none.
+            # No queue has an entry, so the queues do not show where the log ends: its last messages
+            # may have no entries.
             bounds = dataclasses.replace(bounds, is_closed=False)
         return LogAudit(layout, bounds), bounds.likely_end or layout.commit_log.end, old
 

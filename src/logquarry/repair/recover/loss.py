@@ -260,8 +260,8 @@ class LossSearch:
         return inside & ~np.isin(starts, list(self._never))
 
     def _lost_of_index(self, lowest: int) -> Frames:
-        # RocketMQ keeps the index if the log is deleted. So if the log has no files, the index
-        # proves no loss.
+        # RocketMQ keeps the index if the log is deleted. So if the log has no files, entries in the
+        # index do not prove a loss.
         has_log = bool(self._log.files)
         least = lowest if has_log else java.LONG_MAX
         places, sizes = indexed_frames(self._layout, least, self._damage)

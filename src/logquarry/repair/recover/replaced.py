@@ -59,7 +59,7 @@ class ReplacedFiles:
         self._queues: Mapping[QueueKey, Queue] = {q.key: q for q in queues}
         self._is_expected = is_expected
         self._known = known
-        # The queues of which some entries point to no frame: their entries prove less.
+        # Queues with entries that do not point to a frame: their other entries are weaker evidence.
         self._doubtful: set[QueueKey] = set()
 
     def frames(self, dropped: Mapping[QueueKey, int] | None) -> Frames:

@@ -1,7 +1,7 @@
 """Finds what a damaged log has lost: the damaged parts, their messages, and harmed queue offsets.
 
 No CRC covers the queue offset in a frame. So damage can change the queue offset, and the frame
-still seems valid. The code calls such a queue offset harmed. A harmed queue offset does not fit
+still seems valid. A queue offset is called harmed if damage changed it. It then does not fit
 between the queue offsets of the neighbouring messages. If salvage used it, the topic would seem to
 be deleted and created again, or billions of messages would seem to be missing.
 """

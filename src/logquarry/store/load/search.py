@@ -135,11 +135,14 @@ class _Search:
         self.place = load.settled((0, 0))
         self.torn: int | None = None
         self.lost: int | None = None
-        """Bytes of the damage since the last frame that was found; None without damage."""
+        """Bytes that the log lost since the last frame that was found; None without a loss."""
         self._behind_damage: Place | None = None
 
     def lose(self, size: int) -> None:
-        """Note that bytes of the log are damaged. ``size`` is their number, or UNKNOWN."""
+        """Record that the log lost bytes here. ``size`` is their number, or UNKNOWN.
+
+        A second loss before the next frame that is found makes the total UNKNOWN.
+        """
         self.lost = size if self.lost is None else UNKNOWN
         is_known = self.lost != UNKNOWN
         self._behind_damage = self.load.after(self.place, self.lost) if is_known else None
@@ -191,8 +194,9 @@ class _Search:
 
 
 def _others(run: Run, row: int, wanted: memoryview) -> int:
-    """Count the frames from a row on that come before the first frame with the wanted frame's size
-    and body CRC.
+    """Count the frames from a row on, before the first one that can be the wanted frame.
+
+    Such a frame has the wanted frame's size and body CRC.
     """
     starts, sizes = run.rows[row:, POSITION].astype(np.int64), run.rows[row:, SIZE]
     numbers = np.flatnonzero(sizes == len(wanted))

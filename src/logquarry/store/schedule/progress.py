@@ -1,6 +1,6 @@
 """Makes the copy that delivers a delayed message (``messageTimeup``), and saves the progress.
 
-The copy is put into the topic and queue in the message's properties REAL_TOPIC and REAL_QID. It
+The message's properties REAL_TOPIC and REAL_QID name the topic and queue of the copy. The copy
 keeps the property DELAY, so a search of the log can recognise it as a delivery.
 """
 

@@ -192,9 +192,11 @@ class TimerDelivery(Delivery):
         )
 
     # --------------------------------------------------------------------------------- progress
-    # The progress file contains the values of a `TimerCheck`, the log's end, and the delivered
-    # messages that these values do not show. The log is synced first: so a power cut cannot remove
-    # a delivery that the file lists.
+    # The progress file contains `read_time` and `enqueued` (for a `TimerCheck`), the log's end, and
+    # the queue offset of the first waiting message (`first`). A reader of the file concludes that
+    # messages before `first`, or with a slot before `read_time`, were delivered. `delivered` lists
+    # all other delivered messages. The log is synced first: so a power cut cannot remove a delivery
+    # that the file lists.
 
     def save(self) -> bool:
         """See :meth:`Delivery.save`."""

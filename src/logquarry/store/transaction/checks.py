@@ -392,12 +392,12 @@ class TransactionChecks:
     def _committed(self, opened: dict[int, _Identity], sound: set[int]) -> set[int]:
         """Return the physical offsets of the half messages in ``opened`` that were committed.
 
-        A COMMIT frame alone is no proof: a copy of a committed message (sent back, delayed,
-        imported) is a COMMIT frame too, and its PREPAREDTRANSACTIONOFFSET may belong to another
-        log. So the topic and the UNIQ_KEY of the half message must also match those of the COMMIT
-        frame. A power cut may have lost the copy of a half message that a commit names, although
-        the commit was kept. Then ``sound`` lacks the copy, and the commit counts for the original
-        half message.
+        A COMMIT frame alone does not prove the commit: a copy of a committed message (sent back,
+        delayed, imported) is a COMMIT frame too, and its PREPAREDTRANSACTIONOFFSET may belong to
+        another log. So the topic and the UNIQ_KEY of the half message must also match those of the
+        COMMIT frame. A power cut may have lost the copy of a half message that a commit names,
+        although the commit was kept. Then ``sound`` lacks the copy, and the commit counts for the
+        original half message.
         """
         # Import late: the module imports pyarrow, which is not needed for stores without
         # transactions.

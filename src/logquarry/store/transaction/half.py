@@ -240,11 +240,11 @@ class _Known:
     """What was read of one queue of the half topic and of its op queue.
 
     Attributes:
-        halves: queue offset in the half topic at which the next count continues to read.
-        ops: queue offset in the op topic up to which op messages were read.
-        last_half, last_op: the entries before ``halves`` and ``ops``; None if there is none.
-        open: queue offset of each open half message, and the topic of its message.
-        ended: queue offsets that op messages list, but whose half messages the counter has not read
+        halves: the next queue offset to read in the half topic.
+        ops: the next queue offset to read in the op topic.
+        last_half, last_op: the entries directly before these offsets; None if there is none.
+        open: queue offset of each open half message -> the topic of its message.
+        ended: queue offsets of half messages that an op message has ended, but that were not read
             yet.
     """
 
