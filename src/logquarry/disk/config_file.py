@@ -135,8 +135,8 @@ class ConfigFile(Generic[T]):
 class ConsumerOffsets:
     """The committed queue offsets of all consumer groups of a store. Any thread may use the object.
 
-    If no file is readable and ``problems`` is not empty, the groups' offsets were lost. In that
-    case, a caller must not treat the groups as new groups, which start at the first message.
+    If ``found`` is None and ``problems`` is not empty, the groups' offsets were lost. A caller must
+    then not let the groups start like new groups.
     """
 
     def __init__(
@@ -167,8 +167,9 @@ class ConsumerOffsets:
     ) -> bool:
         """Record the next queue offset of a group, in memory.
 
-        Return False, and record nothing, if the group has no offset in this queue yet, and the
-        store has ``most`` offsets or more. ``most`` is None if there is no limit.
+        ``most`` limits the number of offsets in the store; None means no limit. If this offset
+        would be the group's first one in the queue, and the limit is already reached, record
+        nothing and return False. Otherwise return True.
         """
         key = topic, group
         with self._lock:
@@ -289,7 +290,8 @@ class ConfigTables:
 
     def _take_consumer_offsets(self, came: dict[tuple[str, str], dict[int, int]]) -> bool:
         if not came:
-            # Without offsets in the file, the broker would treat existing groups as new groups.
+            # If the slave has no offsets either, a save would write a file without offsets. With
+            # such a file, existing groups would start like new groups.
             return False
         offsets = self._consumer_offsets()
         offsets.update(came)
@@ -323,7 +325,7 @@ def consumer_offsets(
 
 
 def offsets_in_rocksdb(layout: StoreLayout) -> dict[tuple[str, str], dict[int, int]] | None:
-    """Read consumer offsets from RocksDB; None if RocksDB has none."""
+    """Read consumer offsets from RocksDB; None if the store has no offsets in RocksDB."""
     name = broker_json.CONSUMER_OFFSET_FILE
     if place_of(layout.filesystem, name) is None:
         return None

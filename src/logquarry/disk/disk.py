@@ -181,8 +181,8 @@ class Disk:
         return start, size if stop is None else min(stop, size)
 
     def punch(self, descriptor: int, position: int, length: int) -> None:
-        """Free the blocks of a range that was never written. Neither the file's size nor the bytes
-        that a reader gets change. Raises OSError also if the system has no such call.
+        """Free the blocks of a range that was never written. The file keeps its size, and readers
+        still read zeros there. Also raises OSError if the system has no such call.
         """
         if sys.platform == "linux":
             call = getattr(c_library(), "fallocate", None)
@@ -326,7 +326,8 @@ class Disk:
         self.health.require_writable()
         if not self._unsynced:
             return
-        # The lock keeps another thread from adding a folder between its sync and its removal here.
+        # Without the lock, another thread could add a folder again after its sync below, and this
+        # thread would then remove the folder from the set.
         with self._delaying:
             for folder in sorted(self._unsynced):
                 try:
@@ -371,8 +372,8 @@ class Disk:
         return target
 
     def keep(self, path: Path, to: Path) -> None:
-        """Give a file that another file is about to replace a second name. If the file system
-        refuses hard links, copy the file: after a rename, no file would have the old name.
+        """Give a file the second name ``to``, before another file replaces it. If the file system
+        refuses hard links, copy the file. A rename would leave no file at the old name.
         """
         try:
             self.link(path, to)

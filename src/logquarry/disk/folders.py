@@ -384,10 +384,10 @@ class NameGuard:
                 self._disk.sync_names(second)
 
     def _expired(self, folders: Iterable[Path]) -> set[Path]:
-        """Return the log files that a broker's retention deleted after the crash.
+        """Return those lost files of the log that a broker's retention deleted after the crash.
 
-        Between such a file and the log's first file, other files are missing. No file is missing
-        between the log's first file and a file that lost its name only in the crash.
+        A lost file has only its second name. If another file is missing between the lost file and
+        the log's first file, a retention deleted the lost file. Otherwise, only its name was lost.
         """
         lost: dict[int, Path] = {}
         found: list[int] = []

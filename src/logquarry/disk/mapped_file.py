@@ -181,7 +181,7 @@ class MappedFile(FilePlace):
         """Write many bytes at the end, by a system call (or to the pool's buffer, if there is one).
 
         A write to the map would cause a page fault for each new page, and the operating system
-        would first fill the page with zeros. Both together take longer than the copy. A failed
+        would first fill the page with zeros. This takes longer than copying the bytes. A failed
         write poisons the store, and raises StoreUnavailable.
         """
         at, end = self.wrote, self.wrote + len(data)
@@ -189,7 +189,7 @@ class MappedFile(FilePlace):
         if self._pooled is not None:
             self._pooled[at:end] = data
         else:
-            # A system call would extend a truncated file, without SIGBUS as a sign: check the size.
+            # If another program has truncated the file, the write would extend it: check the size.
             self._require_size()
             try:
                 self._disk.write_all(self._descriptor, data, at)

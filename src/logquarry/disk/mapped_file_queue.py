@@ -41,10 +41,10 @@ class Allocator(Protocol):
     """Creates the files of a queue before they are needed; see :mod:`logquarry.disk.log_files`."""
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
-        """Return the file at ``path``, or None if it was not created in time. Then create
-        ``following``.
+        """Return the file at ``path``, and request the creation of the next file, ``following``.
 
-        The returned file may be in another folder, but with the same file name.
+        The returned file may be in another folder, but with the same file name. Returns None if the
+        file was not created in time. If ``following`` is None, no next file is requested.
         """
 
     def discard(self) -> None:

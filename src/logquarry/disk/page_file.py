@@ -1,5 +1,6 @@
-"""Writes two files of one page each, in place: the checkpoint and the durable offset. Their base
-:class:`OpenFile` is also that of the store's lock.
+"""Writes two files of one page each, in place: the checkpoint and the durable offset.
+
+The store's lock uses the base class :class:`OpenFile` too.
 """
 
 from __future__ import annotations
@@ -132,8 +133,7 @@ class CheckpointFile:
     """The checkpoint file, open for writing; see :class:`PageFile`.
 
     Attributes:
-        physic_timestamp: store time, in milliseconds, of the last message that is certainly on the
-            disk.
+        physic_timestamp: store time in milliseconds up to which all messages are on the disk.
         logics_timestamp: store time in milliseconds up to which all queues are on the disk.
         index_timestamp: store time in milliseconds up to which the index is on the disk. RocketMQ
             sets this time only when an index file is full.

@@ -190,9 +190,9 @@ def monotonic_ms() -> int:
 class Service(ABC):
     """A daemon thread that runs :meth:`run_once` at an interval, or after :meth:`wakeup`.
 
-    If the store is poisoned, the service ends. If :meth:`run_once` raises SyncDelayed, the service
-    runs again after the interval. If :meth:`run_once` raises any exception other than
-    StoreUnavailable, the thread poisons the store and ends.
+    If :meth:`run_once` raises SyncDelayed, the service runs again after the interval. If
+    :meth:`run_once` raises another StoreUnavailable, for example because the store is poisoned, the
+    service ends. After any other exception, the thread poisons the store and ends.
 
     Args:
         interval_ms: pause between two runs; None to run only after :meth:`wakeup`.
