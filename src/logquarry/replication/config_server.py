@@ -70,8 +70,8 @@ _LARGEST_DOCUMENT: Final = remoting.LARGEST_FRAME - (1 << 12)
 """Maximum number of bytes of a table as JSON. A frame must have room for the table and a header."""
 
 _Signature = tuple[int, int, int]
-"""Inode, modification time and size of a file. If the file is written, at least one of them
-changes.
+"""Inode, modification time and size of a file. A write changes at least one of them, except
+sometimes directly after another write (see _SETTLED_NS).
 """
 
 

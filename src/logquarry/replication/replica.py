@@ -286,15 +286,15 @@ class Replica:
     def elsewhere(self, offset: int) -> None:
         """Process the master's answer that its log does not have the requested offset.
 
-        ``offset`` is the start of the master's log if the requested offset is before it, and else
-        the end.
-
-        If the call raises nothing, the slave can connect again.
+        If the requested offset is before the start of the master's log, ``offset`` is this start.
+        Otherwise, ``offset`` is the end of the master's log. If the call raises nothing, the slave
+        can connect again.
 
         Raises:
             LogsDiverged: if the master's log ends at ``offset``, and this log is not empty.
-            ReplicationError: if the master's log begins at ``offset``, and no longer has the bytes
-                that the slave needs, or those that it compares.
+            ReplicationError: if the master's log begins at ``offset``, after the start of this
+                log's last frame. The master has then deleted bytes that the slave needs or
+                compares.
         """
         wrote = self.feed.wrote_offset
         if not wrote:

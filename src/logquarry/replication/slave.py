@@ -2,9 +2,9 @@
 
 One thread receives, appends and checks bytes. If few bytes arrive at once, this thread also syncs
 them. If many bytes arrive at once, a second thread syncs them, so that the receiving thread does
-not wait for the disk. If the connection
-ends, the slave connects again after a pause, which doubles while no bytes arrive. If the logs have
-diverged or the disk fails, the slave ends, and its attribute ``error`` has the reason.
+not wait for the disk. If the connection ends, the slave connects again after a pause, which doubles
+while no bytes arrive. If the logs have diverged or the disk fails, the slave ends, and its
+attribute ``error`` has the reason.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class SlaveStatus(NamedTuple):
     Attributes:
         max_offset: physical offset of the log's end.
         acknowledged: last acknowledged physical offset; None if the slave is not connected.
-        received_bytes: number of bytes of the log received since the start.
-        connections: number of connections made since the start.
+        received_bytes: number of bytes of the log that the slave has received since its start.
+        connections: number of connections that the slave has made since its start.
         has_all: whether the slave has the master's whole log, as far as the master's last message
             shows.
         trouble: the reason why the slave is not connected or has ended; empty if there is no

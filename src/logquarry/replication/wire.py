@@ -247,7 +247,7 @@ class Wire:
                 return None
 
     def send(self, parts: Sequence[Buffer]) -> bool:
-        """Send buffers, after those of earlier calls that are not sent yet. Return whether all
+        """Send buffers. First send the rest of the buffers of earlier calls. Return whether all
         bytes are sent now.
 
         The buffers are not copied: do not change them before they are sent.
