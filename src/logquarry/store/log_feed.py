@@ -21,9 +21,10 @@ _ADOPT_SECONDS = 1.0
 class LogFeed:
     """The log of an open store as bytes, for replication. Any thread may call the methods.
 
-    Bytes that were copied from another store's log may end inside a frame. So the caller states by
-    :meth:`vouch` up to which offset it has checked that all frames are whole. The store dispatches
-    only frames before this offset. The next opening of the store keeps only these frames.
+    Bytes that were copied from another store's log may end inside a frame. So the caller passes an
+    offset to :meth:`vouch` after it has checked that all frames before this offset are whole. The
+    store dispatches only frames before this offset. The next opening of the store keeps only these
+    frames.
     """
 
     files: StoreFiles
@@ -138,8 +139,8 @@ class LogFeed:
         self.files.durable.move(offset)
 
     def adopt(self) -> None:
-        """Continue the queue offsets after the bytes that :meth:`append_data` appended, so that
-        puts may follow.
+        """Continue the queue offsets after the messages that :meth:`append_data` appended, so that
+        puts can follow these messages.
 
         Raise StoreUnavailable if the bytes end inside a frame: no put may follow them.
         """

@@ -109,8 +109,8 @@ class MessageStore(StoreReads):
         Raises:
             StoreNotFound: if there is no store at ``path``, or, with ``"rw"``, if the folder
                 contains other files.
-            UnsupportedStore: if the log is not in ``commitlog/``, or if the store uses a feature
-                that logquarry does not support and that writing would harm.
+            UnsupportedStore: if the log is not in ``commitlog/``; with ``"rw"``, also if the store
+                uses an unsupported feature, and writing would harm the store.
             StoreUnavailable: if another process has the store open for writing, or if the store
                 needs a recovery that this method cannot do.
             LossRefused: if the recovery would lose more than ``accept_loss`` allows.

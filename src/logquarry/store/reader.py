@@ -1,8 +1,8 @@
 """Reads an open store: :class:`BaseReader` has a reader's methods, :class:`LiveStore` a writer's.
 
 A reader neither creates nor locks nor changes a file, so it can run beside a live broker. If a
-store has no queue files, the reader uses the queues in RocksDB. If RocksDB lacks entries, the
-reader computes the missing entries from the log and keeps them in memory.
+store has no queue files, the reader uses the queues in RocksDB. If RocksDB lacks entries, or the
+store has no RocksDB, the reader computes the missing entries from the log and keeps them in memory.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class BaseReader(StoreReads):
         """List the folders again, because a live broker adds log files and deletes expired files.
 
         If you request an offset after the known files, the reader calls this method itself. If no
-        queue is in files, the reader does not do this, and you must call this method yourself. If
-        the reader has computed the queues from the log, it then reads the whole log again.
+        queue is in files, the reader does not do this, and you must call this method yourself.
+        After this call, a reader that computes the queues from the log reads the whole log again.
 
         Raises:
             StoreNotFound: if the store's folder is gone, for example if its disk was unmounted.
@@ -308,9 +308,9 @@ class _Found:
 
     @cached_property
     def log_queues(self) -> tuple[Mapping[QueueKey, Queue], int]:
-        """The queues from RocksDB, and the log's end.
+        """The queues from RocksDB, with entries for later messages of the log; and the log's end.
 
-        If the store has no RocksDB, the whole log is read.
+        If the store has no RocksDB, the queues are computed from the whole log.
         """
         store = self._store
         made, found = derived_queues(with_entry_rules(store.layout), store._log_reader())
@@ -323,11 +323,11 @@ _monotonic = time.monotonic
 
 
 class LiveStore(StoreReads, SingleCalls):
-    """The methods of a writer that read the store and put messages.
+    """The methods with which a writer reads the store and puts messages.
 
-    Its services also use them. Any thread may call the methods. A read by physical offset finds a
-    message as soon as ``put`` has written it to the log. A read by queue offset finds a message as
-    soon as the dispatcher has added its queue entry.
+    The writer's services also use these methods. Any thread may call them. A read by physical
+    offset finds a message as soon as ``put`` has written it to the log. A read by queue offset
+    finds a message as soon as the dispatcher has added its queue entry.
     """
 
     def __init__(self, engine: StoreEngine, layout: StoreLayout, *, broker: str) -> None:

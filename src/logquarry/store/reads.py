@@ -213,11 +213,11 @@ class StoreReads(LogReads):
         """
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: Time) -> int:
-        """Return the queue offset of the message whose store time is nearest to a time.
+        """Return the queue offset of a message that was stored at or near a time.
 
-        If the time is after the last message, return the last message's offset. If the queue is
-        empty, return 0. The method follows RocketMQ's ``getOffsetInQueueByTime``. :meth:`scan`
-        describes the types of a time.
+        If no message has exactly this time, the method compares the messages before and after it in
+        one queue file, and chooses the nearer one, as RocketMQ's ``getOffsetInQueueByTime`` does.
+        If the queue is empty, the method returns 0. :meth:`scan` describes the types of a time.
         """
         queue = self._readable_queue(*arguments.queue(topic, queue_id))
         timestamp_ms = arguments.time_ms(timestamp_ms, "timestamp_ms")

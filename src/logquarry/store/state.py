@@ -129,8 +129,8 @@ class StoreState:
         dispatch_behind: number of bytes at the log's end that are not dispatched to the queues yet.
             If another process writes the store, this counts all bytes after the last message in a
             queue, even a blank.
-        flush_behind: number of bytes at the log's end that are not known to be synced; None if
-            ``state`` is not ``closed``, and the store has no record of the durable offset.
+        flush_behind: number of bytes at the log's end that are not known to be synced; None if the
+            store has no record of the durable offset and ``state`` is not ``closed``.
         retained: for each topic, the number of messages in its queues that are still in the log,
             and their bytes. With multi-dispatch, a message has entries in several queues, and
             counts in the topic of each.
@@ -339,14 +339,13 @@ class Transactions:
     """The outcomes of the half messages of a store.
 
     Attributes:
-        committed: number of half messages that were committed, and whose committed message is in
-            the log.
+        committed: number of half messages whose committed message is in the log.
         rolled_back: number of half messages with an op message, but without a committed message in
-            the log.
+            the log. In a store of 3.x: number of half messages with a ROLLBACK frame in the log.
         put_back: number of half messages that the checker replaced by a copy, or stopped checking.
         open: the half messages that have not ended.
         unreadable: number of queue entries of the half topic whose message in the log is damaged or
-            deleted.
+            deleted. In a store of 3.x: number of open transactions with such a PREPARED message.
     """
 
     committed: int = 0

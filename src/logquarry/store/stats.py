@@ -56,7 +56,8 @@ class StoreStats:
         get_longest_ms: the longest duration of a get (``getMessageEntireTimeMax``).
         dispatch_behind: number of bytes at the log's end that are not dispatched to the queues yet
             (``dispatchBehindBytes``).
-        flush_behind: number of bytes at the log's end that are not known to be synced.
+        flush_behind: number of bytes at the log's end that are not known to be synced; 0 also if
+            :attr:`StoreState.flush_behind` is unknown.
         sizes: number of messages whose frame has a size in each class of :data:`SIZES`; the last
             number is for larger frames. All frames of a batch are counted with the average size of
             the batch.

@@ -133,7 +133,8 @@ class StoreEngine:
         with ExitStack() as undo:
             # The steps of `_end` run last, in reverse order: after closing, or after a failed
             # opening. A step can be repeated. After a failed opening, the user has no store to
-            # close. So if Ctrl-C interrupts a step, the next callback runs the other steps.
+            # close. So if Ctrl-C interrupts a step, the next callback repeats this step, and then
+            # runs the other steps.
             self._end: list[Callable[[], object]] = []
             for _ in range(3):
                 undo.callback(self._finish)

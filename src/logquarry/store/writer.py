@@ -375,8 +375,8 @@ class BaseWriter(LiveStore):
 
         Returns:
             The future of the put: a commit puts the message, and a rollback puts the op message.
-            None if this process has ended the transaction, and no check has read its op message
-            since. After such a check, the call would end the transaction again.
+            None if this process has already ended the transaction. But after a check has read the
+            op message of the transaction, the call would end the transaction again.
 
         Raises:
             UsageError: if there is no half message at ``physical_offset``, or if it has another

@@ -39,10 +39,10 @@ class _Slot:
 
     Attributes:
         done: all messages below this queue offset are handled.
-        given: the caller has received, but not yet handled, the messages at this number of queue
-            offsets, counted from ``done`` on.
-        committed: the queue offset of the last explicit ``commit``; it replaces ``done`` if it is
-            higher.
+        given: from ``done`` on, the messages at this number of queue offsets were returned to the
+            caller, but are not handled yet.
+        committed: the queue offset of the last explicit ``commit``. If it is higher than ``done``,
+            the consumer commits it instead of ``done``.
     """
 
     __slots__ = ("committed", "done", "given", "key")

@@ -166,7 +166,10 @@ class Member(Protocol):
 
 
 class ConsumerGroup:
-    """The members of one group. Thread-safe. ``version`` increases at each new assignment."""
+    """The members of one group. Thread-safe.
+
+    ``version`` increases if a member joins or leaves, and if a member releases queues.
+    """
 
     def __init__(
         self, name: str, queue_ids: Callable[[str], Sequence[int]], wake: Callable[[], None]

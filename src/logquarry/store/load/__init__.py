@@ -1,1 +1,1 @@
-"""Appends frames that Spark tasks have staged to a store's log, exactly once."""
+"""Appends the staged frames of Spark tasks to a store's log, exactly once."""

@@ -12,13 +12,14 @@ next time (:func:`pending_load`):
   (:mod:`logquarry.store.load.search`). After a power cut, a frame may have zeros in its topic or
   properties, which no CRC covers. Before the writer appends, it copies such a frame and all bytes
   after it to quarantine, and truncates the log there. It does not truncate the log if another
-  program may have written to the store since then.
+  program may have written to the store since the load began.
 - If a segment is missing or damaged, but the log has all frames of the load, the writer only writes
   the ledger.
 - Otherwise the writer copies the load's bytes to quarantine, and truncates the log to the load's
-  start. After such a rollback, the application can repeat the load. The writer does
-  not roll back, but refuses to open the store, if another program may have written to the store
-  since then, or if the log has more messages after the load's start than the load has.
+  start. After such a rollback, the application can repeat the load. In three cases the writer does
+  not roll back, but refuses to open the store: another program may have written to the store since
+  the load began, the log has more messages after the load's start than the load has, or the log now
+  starts after the load's start.
 """
 
 from __future__ import annotations
@@ -96,9 +97,9 @@ class Loads:
         Raises:
             CorruptFile: if a segment is missing or damaged; then nothing is appended.
             WrongEntry: if a file has the path of a queue's folder; then nothing is appended.
-            StoreUnavailable: if the store accepts no more writes, or if an earlier load into it has
-                failed. If a load has begun, its intent stays on the disk, and the next opening of
-                the store finishes the load.
+            StoreUnavailable: if the store accepts no more writes, or if an earlier load of the
+                store was interrupted. If this load fails after its intent was written, the intent
+                stays on the disk, and the next opening of the store finishes the load.
         """
         end = self.log.wrote_offset
         if self.ledger.has(load):
@@ -130,8 +131,9 @@ class Loads:
     def finish(self, pending: Pending) -> None:
         """Finish a load that an earlier writer began.
 
-        Raises StoreUnavailable if the log's part with the start of the load has expired, and the
-        rest of the log does not show which frames of the load it had.
+        If the log now starts after the load's start, frames of the load may have expired. If the
+        rest of the log does not show which frames of the load the log once had, the method raises
+        StoreUnavailable.
         """
         intent, config = pending.intent, pending.config
         if not pending.is_whole:

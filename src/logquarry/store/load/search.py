@@ -93,8 +93,9 @@ class StagedLoad:
 
     @cached_property
     def _index(self) -> tuple[Int64, Int64, Int64, Int64]:
-        # Segment, position and key of each frame, in the order of the keys; and the number that
-        # each frame has in the load. Only a search after damage needs these arrays.
+        # Four arrays: the segment and the position of each frame, in the order of the load; the
+        # sorted keys of the frames; and, for each of these keys, the number that its frame has in
+        # the load. Only a search after damage needs these arrays.
         numbers, starts, keys = [], [], []
         for number in range(len(self._segments)):
             data, start = self.frames(number).data, 0
@@ -171,8 +172,8 @@ class _Search:
             if other[: put_frames.BODY_CRC_END] != frame[: put_frames.BODY_CRC_END]:
                 row += _others(run, row, frame)
             elif not put_frames.is_torn(frame, other):
-                # Either another message with an equal body, or the wanted frame with damage that no
-                # CRC covers. The next frame of the load shows which of them.
+                # This is either another message with an equal body, or the wanted frame with damage
+                # that no CRC covers. The next frame of the load shows which of the two it is.
                 self.lose(len(other) if put_frames.same_head(frame, other) else UNKNOWN)
             elif first + at >= self.durable:
                 self.torn = first + at
@@ -182,7 +183,7 @@ class _Search:
         return not self.load.is_end(self.place)
 
     def _resume(self, other: memoryview) -> None:
-        """Find the first frame after damage in the rest of the load."""
+        """Search the rest of the load for ``other``, a frame that follows damage in the log."""
         # If the load has several frames that equal this one, only the size of the damage shows
         # which of them it is.
         place = self._behind_damage
@@ -214,8 +215,8 @@ def find_frames(
     Args:
         start: physical offset at or before the load's first frame.
         stop: physical offset at which the log ends; by default, it ends after its last message.
-        durable: the durable offset. A frame before this offset that looks torn counts as in the
-            log: the whole frame was once on the disk, so its zeros are later damage.
+        durable: the durable offset. If a frame before this offset looks torn, the log does not lack
+            it: the whole frame was once on the disk, so its zeros are later damage.
     """
     search, log = _Search(load, durable), layout.commit_log
     if log.start > start:

@@ -311,7 +311,7 @@ class StagedWriter:
 def same_frames(frames: StagedFrames, start: int, there: memoryview, at: int) -> tuple[int, int]:
     """Compare staged frames from ``start`` on with frames of the log from the position ``at`` on.
 
-    Return the positions after the last equal frame among the staged frames, and in ``there``.
+    Return two positions after the last equal frame: in ``frames.data``, and in ``there``.
     """
     same = _same_kernel if codec.kernels_enabled() else _same_reference
     return same(frames, start, there, at)
@@ -326,7 +326,7 @@ def _place_kernel(
     next_offsets: Int64,
     placed: Int64,
 ) -> tuple[int, int, int]:
-    # Copies as many frames as `room` can hold into it, and sets their offsets as in the file. The
+    # Copies frames into `room`, as many as fit, with the offsets that they get in the file. The
     # kernel takes the address of the file's first byte, and `room` begins at the position `wrote`,
     # so subtract `wrote`. The result NO_FRAME can also mean that the next frame is too large for
     # the rest of `room`.

@@ -64,8 +64,8 @@ class ExpiredFile:
 
 
 def expired_units(layout: StoreLayout, cut: int) -> tuple[ExpiredFile, ...]:
-    """Return the oldest files of the state table and of the redo log whose messages are all before
-    ``cut``.
+    """Return the files to delete from the state table and the redo log: all their entries are of
+    messages before ``cut``.
 
     RocketMQ 3.1.3 deletes the same files (``deleteExpiredStateFile``). If a transaction in such a
     file is still open, it can no longer be ended, because its PREPARED message is deleted too.
@@ -357,7 +357,7 @@ class _Planner:
 
     # -------------------------------------------------------------------------- queues and index
     def _expired_queue(self, queue: FileQueue | RocksQueue, cut: int) -> tuple[ExpiredFile, ...]:
-        """Return the oldest files of a queue whose messages are all before ``cut``.
+        """Return the files to delete from a queue: all their messages are before ``cut``.
 
         For a queue in RocksDB, return no files: only a broker deletes entries from RocksDB.
         """

@@ -111,8 +111,8 @@ class LiveRetention:
                 other work.
 
         Raises:
-            StoreUnavailable: if the store accepts no writes, was closed, or the disk fails. Some of
-                the files may be deleted then; the store is consistent.
+            StoreUnavailable: if the store accepts no writes or was closed, or if the disk fails.
+                Some of the files may be deleted then; the store is consistent.
         """
         with self._working:
             self.disk.health.require_writable()
@@ -240,8 +240,8 @@ def retain(
     Raises:
         StoreNotFound: if there is no store.
         UnsupportedStore: with ``apply``, if the store has a feature that a deletion would harm.
-        StoreUnavailable: with ``apply``, if another program has the store open, if the store was
-            not shut down cleanly or has an unfinished load, or if the disk fails.
+        StoreUnavailable: with ``apply``, if another program has the store open, if the store needs
+            a recovery or has an unfinished load, or if the disk fails.
         UsageError: if the store is not local.
     """
     root = local_store(path)
@@ -266,9 +266,9 @@ def retain(
         if refused is not None:
             raise StoreUnavailable(f"{root}: {refused}")
         # A writer gives files of the log and the index a second hard link. A clean shutdown removes
-        # these links, but if one is left and only the first name were deleted, the next opening
-        # would restore the file from the link. A file that has only the second name was deleted by
-        # another program, because the shutdown was clean, so delete the second name too.
+        # these links. Delete any link that is left: otherwise the next opening would restore a
+        # deleted file from its link. If a file has only this link, another program has deleted the
+        # file, because the shutdown was clean. So this link is deleted too.
         NameGuard(disk).discard([*log_paths(root, layout.log_folders), root / INDEX])
         plan = _plan(layout, rules, clock)
         apply_retention(plan, disk, root, progress)

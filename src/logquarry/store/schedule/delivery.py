@@ -51,7 +51,9 @@ AT_ONCE: Final = 2_048
 """Maximum number of queue entries per read, and of messages per put call."""
 BYTES_AT_ONCE: Final = 8 << 20
 _LEAST_TAGS_CODE: Final = -(1 << 31)
-"""An entry with a smaller value holds no delivery time, but an address in the ConsumeQueueExt."""
+"""If the tags code of an entry is smaller, it is no delivery time, but an address in the
+ConsumeQueueExt.
+"""
 DELAYS_S: Final = (60, 600, 3_600, 12 * 3_600, 24 * 3_600, 3 * 24 * 3_600)
 """Upper bounds, in seconds, of the classes of delays (RocketMQ 5).
 
@@ -194,8 +196,8 @@ class DelayedDelivery(Delivery):
                 "delivery continues at %d and skips messages whose delivery is in the log",
                 *(level, self.offsets[level], low, high, low),
             )
-            # QUIRK: Java (correctDelayOffset) continues at the queue's end. If the progress file
-            # belongs to another store, it thereby skips messages.
+            # QUIRK: unlike Java (correctDelayOffset), do not continue at the queue's end: if the
+            # progress file belongs to another store, this would skip messages.
             is_wrong |= self.offsets[level] > high
             self.offsets[level] = low
         waiting = self._waiting()
@@ -277,8 +279,8 @@ class DelayedDelivery(Delivery):
                 until = due[-1].time if until is None else min(until, due[-1].time)
         self.is_waiting = is_waiting
         found.sort()
-        # If more messages of a level are due than were read, leave out the messages of other levels
-        # that are due after the last one read.
+        # _due_of reads only a limited number of messages of a level. If more of them are due, leave
+        # out the messages of other levels that are due after the last message that it has read.
         return found if until is None else [one for one in found if one.time <= until]
 
     def _due_of(self, level: int, queue: Queue, now: int) -> tuple[list[_Due], bool]:
@@ -304,9 +306,9 @@ class DelayedDelivery(Delivery):
     def _times(self, level: int, units: Units, now: int) -> Int64:
         """Return the time at which each entry's message is due (``correctDeliverTimestamp``).
 
-        If a due time is more than the level's delay after now, treat the message as due now, as
-        RocketMQ does. So a message never waits longer than the level's delay, even if the clock was
-        set back.
+        If a message would have to wait longer than the level's delay from now on, treat it as due
+        now, as RocketMQ does. So no message waits longer than the level's delay, even if the clock
+        was set back.
         """
         times: Int64 = units["tags_code"].astype(np.int64)
         known = level <= len(self._levels_ms)

@@ -8,7 +8,8 @@
 
 If a half message is still open, a check puts a copy of it at the end of the half topic's queue.
 Then the check moves its saved progress past the old half message, and asks the listener about the
-transaction. The checks follow RocketMQ, except in cases in which RocketMQ would lose messages:
+transaction. The checks follow RocketMQ, except in cases in which RocketMQ would lose messages. The
+rules are:
 
 - A check asks about a half message if the half message is older than ``transaction_time_out``. If
   the message has the property CHECK_IMMUNITY_TIME_IN_SECONDS, its value replaces the timeout. A

@@ -74,7 +74,7 @@ class ServedLog(Protocol):
         """Return the store time of the message at a physical offset; below 0 if there is none."""
 
     def runs(self, start: int) -> Iterator[Run]:
-        """Read the undamaged frames from a physical offset on, which may lie inside a frame."""
+        """Read the undamaged frames from a physical offset on. The offset may be inside a frame."""
 
     @property
     def start(self) -> int:
@@ -244,8 +244,8 @@ class _Known:
         ops: the next queue offset to read in the op topic.
         last_half, last_op: the entries directly before these offsets; None if there is none.
         open: queue offset of each open half message -> the topic of its message.
-        ended: queue offsets of half messages that an op message has ended, but that were not read
-            yet.
+        ended: queue offsets of half messages that were not read yet, but are listed in an op
+            message that was read.
     """
 
     halves: int = 0
