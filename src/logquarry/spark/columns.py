@@ -82,7 +82,7 @@ def _class_of(module: str, name: str) -> Any:
     try:
         found = getattr(import_module(module), name, None)
     except ModuleNotFoundError as error:
-        # If PySpark is installed but lacks a module that PySpark itself imports, show that error.
+        # If PySpark is installed, but a package that it needs is missing, show that error.
         if error.name is None or not error.name.startswith("pyspark"):
             raise
         found = None

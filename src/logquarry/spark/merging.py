@@ -98,8 +98,8 @@ def fewer(
 ) -> tuple[list[list[S]], list[Merged]]:
     """Keep only the merges that reduced the number of files; return their sources and new files.
 
-    A merge writes several files if the property strings that the column ``properties`` cannot
-    represent are too large for the metadata of one file.
+    The metadata of a file stores the property strings that the column ``properties`` cannot
+    represent. If they are too large for the metadata of one file, a merge writes several files.
     """
     kept = [
         (group, files) for group, files in zip(chosen, made, strict=True) if len(files) < len(group)

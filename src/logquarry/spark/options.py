@@ -23,7 +23,7 @@ FORMAT: Final = "rocketmq"
 """Name of the data source."""
 
 ALIASES: Final = {"subscribe": "topics", "subscribepattern": "topicpattern"}
-"""Kafka's names of options of logquarry. ``assign`` is not here: its format differs."""
+"""Kafka's names for options of logquarry. ``assign`` is not here: its format differs."""
 
 _OURS: Final = (
     "path", "topics", "topicPattern", "queueIds", "tags", "keys", "columns",
@@ -175,7 +175,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------ lists
 def _words(text: str, separator: str = ",") -> list[str]:
-    """Split a list, which is JSON or words that the regular expression `separator` separates."""
+    """Return the words of a text: a JSON list, or words separated by the pattern `separator`."""
     if text.startswith("["):
         try:
             found = json.loads(text)

@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _NOTES: Final = "rebuilt"
-"""Folder in `.logquarry/` of ``into``. It contains one note for each rebuilt store, with the path
-of the store that was its source.
+"""Folder in `.logquarry/` of ``into``. It contains one note for each rebuilt store. The note has
+the path of the source store.
 """
 _STAGES: Final = 3
 _AT_ONCE: Final = 8
@@ -86,9 +86,9 @@ def rebuild_on_spark(
 ) -> RebuildReport:
     """Rebuild consume queues and index; the files equal those that :func:`rebuild` writes.
 
-    The driver builds the queues of recreated topics, whose queue offsets start again at 0, and the
-    queues of frames with a harmed queue id. If a process has the store open, the driver builds all
-    queues and the index.
+    The tasks build most queues. The driver itself builds the queues of recreated topics, because
+    their queue offsets start again at 0. It also builds the queues of frames with a damaged queue
+    id. If a process has the store open, the driver builds all queues and the index.
 
     Args:
         spark: a session whose workers reach the store and ``into`` under the same paths.
@@ -142,8 +142,8 @@ def rebuild_stores(
 
     Raises:
         StoreNotFound: if a path is not a store.
-        StoreUnavailable: in the cases of :func:`rebuild`. The first error cancels the rebuilds of
-            all other stores that are not complete.
+        StoreUnavailable: in the cases of :func:`rebuild`. The first error cancels all other
+            rebuilds that are not complete.
         UsageError: in the cases of :func:`rebuild`; with ``resume``, also if a folder of ``into``
             belongs to another store or was built with other settings.
     """

@@ -31,13 +31,15 @@ def in_worker() -> bool:
 
 _tasks = 0
 _LOADING = 3
-"""Only this many first tasks of a worker call :func:`gc.freeze`, because later tasks load few new
-objects that live long.
+"""Number of a worker's first tasks that call :func:`gc.freeze`. Later tasks load few new objects
+that live long.
 """
 
 
 def settle() -> None:
-    """Exclude all objects that exist now from garbage collection; call at the start of a task.
+    """In a worker's first tasks, exclude all objects that exist now from garbage collection.
+
+    Call this function at the start of a task.
 
     PySpark collects garbage after each task. Visiting every object of numba, pyarrow and PySpark
     takes 60 ms, a fifth of the time to decode 128 MiB of log.

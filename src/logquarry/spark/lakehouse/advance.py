@@ -203,8 +203,8 @@ class Advance:
         """Export the next batch; return False if there was no new batch.
 
         Raises:
-            CorruptFrame: if a log is damaged, unless the options make the read skip or stop at
-                damage.
+            CorruptFrame: if a log is damaged, unless the options make the read skip damage or stop
+                at damage.
             StoreUnavailable: if another export has committed to the table since this export began.
             CommitUnknown: if it is unknown whether the commit succeeded.
         """
