@@ -53,8 +53,8 @@ def place_rows(
     Args:
         batch: rows, each with a valid topic; ``queue_id`` and ``keys`` are optional.
         queues: number of queues of each topic in each broker.
-        turn: index, in the list of the queues of all brokers, of the queue for the first row
-            without a key.
+        turn: which queue gets the first row that has neither a queue id nor a key: an index into
+            the list of the queues of all brokers.
 
     Returns:
         (batch with all queue ids, number of the broker for each row).
@@ -251,7 +251,7 @@ class Stager:
         return self._outgoing_reference(batch, refused)
 
     def _outgoing_reference(self, batch: pa.RecordBatch, refused: dict[int, str]) -> Outgoing:
-        # The pure-Python version of outgoing_kernel, which tests compare with the compiled version.
+        # The pure-Python version of outgoing_kernel. Tests compare the results of both versions.
         odd: dict[int, Encoded] = {}
         sizes = np.zeros(batch.num_rows, np.int64)
         for number in range(batch.num_rows):
