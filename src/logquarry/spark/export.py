@@ -86,8 +86,8 @@ def export_parquet(
         spark: a session whose workers reach the stores and ``dest`` under the same paths; None to
             export in this process, without PySpark.
         dest: a folder that does not exist, is empty, or holds an earlier export.
-        options: options of the data source, or :class:`ReadOptions`, whose ``on_damage`` can also
-            be ``"stop"`` or ``"fail"``.
+        options: options of the data source, or :class:`ReadOptions`. Only in ReadOptions,
+            ``on_damage`` can also be ``"stop"`` or ``"fail"``.
         partition_by: any of broker, topic, queue_id and day (of the store timestamp, UTC).
         progress: called with (bytes of log done, bytes in total).
         dest_storage_options: options for the file system of ``dest``, if ``dest`` is a URL; None

@@ -3,7 +3,7 @@
 This module does not import PySpark.
 
 The rows keep their order. A merge needs memory for about one row group of Parquet. Spark can run
-two attempts of a merge at once, so each attempt uses its own file names.
+two attempts of a merge at the same time, so each attempt uses its own file names.
 """
 
 from __future__ import annotations

@@ -489,8 +489,8 @@ def _with_damage(options: ReadOptions, given: Given) -> ReadOptions:
     if word != "quarantine":
         if path is not None:
             raise UsageError("quarantinePath: needs onDamage=quarantine")
-        # By default a read skips a torn tail (incomplete bytes at the log's end), which the log of
-        # an open or crashed store often has.
+        # By default a read skips a torn tail: incomplete bytes at the log's end. The log of an open
+        # or crashed store often has such a tail.
         return replace(options, on_damage="skip" if word == "skip" else "default")
     if not path:
         raise UsageError(

@@ -65,8 +65,8 @@ the path of the source store.
 """
 _STAGES: Final = 3
 _AT_ONCE: Final = 8
-"""Maximum number of stores that are rebuilt at once: while the driver works on one store, tasks
-work on the others.
+"""Maximum number of stores that are rebuilt at the same time: while the driver works on one store,
+tasks work on the others.
 """
 
 
@@ -130,7 +130,7 @@ def rebuild_stores(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> list[RebuildReport]:
-    """Rebuild consume queues and index of many stores, several at once; return their reports.
+    """Rebuild queues and index of many stores, several at the same time; return their reports.
 
     For other arguments see :func:`rebuild_on_spark`.
 

@@ -54,7 +54,7 @@ def settle() -> None:
 
 
 class QuietErrors:
-    """An error stream that drops the traceback of a worker whose connection the JVM closed.
+    """An error stream. If the JVM closed a worker's connection, it drops the worker's traceback.
 
     The JVM closes a connection after an idle minute, or when the query needs no more rows. When
     such a worker exits, its write to the connection fails with a broken pipe, and PySpark's daemon
@@ -102,9 +102,9 @@ def without_traceback() -> Iterator[None]:
 def _by_value() -> Callable[[bytes], Any]:
     """Return a nested function, which Spark pickles by value.
 
-    A worker that cannot import logquarry can still run the function, which then raises an error
-    that names the setting to change. If Spark pickled the function by name, the error would only
-    name the missing module.
+    If a worker cannot import logquarry, it can still run the function. The function then raises an
+    error that names the setting to change. If Spark pickled the function by name, the error would
+    only name the missing module.
     """
 
     def load(data: bytes) -> Any:

@@ -293,7 +293,7 @@ class Table(Protocol):
         """
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
-        """Add files, which already have their final paths, and set marks, in one commit.
+        """Add files and set marks, in one commit. The files already have their final paths.
 
         Args:
             marks: new values.

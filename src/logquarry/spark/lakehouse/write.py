@@ -302,7 +302,7 @@ _ON_ITS_WAY: Final = "on_its_way"
 
 
 class Run:
-    """A running export, which locks its destination on a local disk.
+    """A running export. If its destination is on a local disk, the export locks the destination.
 
     `tables` begins with the table of the messages.
     """
