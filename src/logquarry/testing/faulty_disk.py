@@ -42,7 +42,7 @@ class _File:
     def __init__(self, number: int, path: Path, durable: bytes) -> None:
         self.number = number
         # Open the file again instead of duplicating the store's descriptor: a duplicate would share
-        # the lock that the store holds with it.
+        # the lock of the store's descriptor.
         self._reader = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._reader)
         status = os.fstat(self._reader)
