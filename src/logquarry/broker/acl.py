@@ -147,7 +147,7 @@ class Account:
             self.refuse(f"the permission SUB for the group {group[:200]}")
 
     def require_producer(self, group: str) -> None:
-        """Raise Refused if the account may not be a member of a producer group."""
+        """Raise Refused if the account is not allowed to be a member of a producer group."""
         # In RocketMQ, an account lists only consumer groups. So if this account does not list the
         # producer group, it needs only the permission PUB for any topic.
         if group in self.groups:
