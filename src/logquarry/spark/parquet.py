@@ -236,7 +236,7 @@ def write_task(
         del rows
     written = files.close()
     for file in written:
-        # Sync in the task: at the commit, one process would wait for the bytes of all tasks.
+        # Sync in the task. If the commit did it, one process would wait for the bytes of all tasks.
         folder.sync(file.staged)
     summary.damage = damage.spans
     return TaskResult(files=written, summary=summary)

@@ -151,7 +151,7 @@ def stream_writer(
 
 
 def load_id(app: str | None, version: int | None) -> LoadId:
-    """Return a load's identity: the options' application and version, else a new unique one."""
+    """Return a load's identity: the options' application and version, else a new unique name."""
     if app is None or version is None:
         return LoadId(f"run-{uuid.uuid4().hex}", 0, is_named=False)
     return LoadId(app, version)

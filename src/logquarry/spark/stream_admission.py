@@ -112,8 +112,8 @@ def _nested(queues: Mapping[Queue, int]) -> dict[str, dict[str, int]]:
 
 
 NEAR: Final = 16 << 20
-"""Maximum bytes of log that the planner reads from a known frame to an offset. If the distance is
-larger, the planner searches for a nearer frame.
+"""To find the last frame before an offset, the planner reads the log from a frame at most this many
+bytes before the offset. If it finds no such frame, it searches four times as far back.
 """
 MOST_COUNTED: Final = 1 << 30
 """Maximum bytes of each log in which the planner counts messages for one batch. Without this limit,
@@ -142,7 +142,7 @@ def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
     for name, log in backlogs.items():
         ends[name] = boundary(log, log.start + shares[name])
         spare -= ends[name] - log.start
-    # `spare` is the unused rest of all shares. Divide it, the broker with the smallest batch first.
+    # Spend `spare`, the unused rest of all shares, on the brokers with the smallest batches first.
     for name in sorted(backlogs, key=lambda name: (ends[name] - backlogs[name].start, name)):
         log = backlogs[name]
         if ends[name] < log.end and spare > 0:

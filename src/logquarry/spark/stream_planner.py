@@ -290,7 +290,7 @@ class StreamPlanner:
 def _not_dispatched(
     layout: StoreLayout, end: int, queues: Set[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
-    """Return the next queue offset of queues that have messages in the log, but no entry for them.
+    """Return the next queue offset of each queue whose last messages have no entry yet.
 
     Args:
         end: physical offset at which the log ends.

@@ -137,7 +137,7 @@ def plan_tasks(
 
     Args:
         columns: columns to read; None for the columns of the options.
-        min_tasks: number of tasks to plan at least, unless a task would then have less than
+        min_tasks: minimum number of tasks; fewer if a task would otherwise have less than
             LEAST_SPLIT bytes. ``options.min_partitions`` can make smaller tasks, down to
             LEAST_STATED_SPLIT.
     """

@@ -328,7 +328,7 @@ def _target(
 
 
 def _check_letters_apart(table: Table, letters: Table) -> None:
-    """Raise UsageError if one table's folder is inside the other's: of messages, of dead letters.
+    """Raise UsageError if the folder of one table is inside the folder of the other table.
 
     A cleanup of the outer table (Delta's ``vacuum``) would remove the files of the inner table.
     """

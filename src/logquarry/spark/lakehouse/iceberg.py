@@ -55,8 +55,8 @@ _FIRST_NUMBER: Final = 1
 _COUNTS: Final = ("total", "added", "deleted")
 _LIBRARIES: Final = ("pyiceberg", "sqlalchemy", "requests", "pydantic", "pydantic_core")
 _TIMES: Final = ("store_timestamp", "timestamp")
-"""Names of the column of the store timestamp: with logquarry's own columns, and with Kafka's
-columns.
+"""Names of the column of the store timestamp: in a table with logquarry's columns, and in a table
+with Kafka's columns.
 """
 
 
@@ -249,7 +249,7 @@ class Iceberg:
             if table is None:
                 raise StoreUnavailable(f"{self.name}: the table no longer exists")
             found = _marks(table)
-            # If the commit of another program made this commit fail, the marks are unchanged and
+            # If this commit failed because another program committed, the marks are unchanged. Then
             # the next try succeeds.
             check_unmoved(self.name, _some(found, marks), before)
             self._append(table, files, {**found, **marks})
@@ -400,7 +400,7 @@ def _marks_text(snapshot: Snapshot) -> str | None:
 
 
 def _is_first(table: IcebergTable, snapshot: Snapshot) -> bool:
-    """Return whether a snapshot without a parent never had a parent.
+    """Return whether a snapshot was already created without a parent.
 
     This holds for the first snapshot of a table, and for the first one after the table was replaced
     (``CREATE OR REPLACE TABLE``). Other snapshots can have lost their parent: when pyiceberg
