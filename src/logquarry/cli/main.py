@@ -172,8 +172,8 @@ class _Checked(io.BufferedWriter):
     # error of standard output names the stream. An error of standard error is ignored, so that the
     # exit code is that of the command.
     #
-    # The raw stream stays Python's own: a `write` in Python could be interrupted after the system
-    # has written the bytes, and they would then be written again at the exit.
+    # Keep Python's own raw stream. A `write` in Python could be interrupted after the system has
+    # written the bytes. The exit would then write the bytes again.
 
     def __init__(self, stream: TextIO, name: str | None) -> None:
         super().__init__(getattr(stream.buffer, "raw", stream.buffer))
