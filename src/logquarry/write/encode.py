@@ -335,8 +335,8 @@ class MessageEncoder:
     def _delayed(
         self, message: Message, values: Mapping[str, str]
     ) -> tuple[rules.PropertyMap | None, QueueKey]:
-        """Return the properties as the delay changes them (None without a delay), and the queue of
-        the frame.
+        """Return the properties with the changes that the delay makes (None without a delay), and
+        the queue of the frame.
         """
         own = message.topic, message.queue_id
         if rules.is_timed(values) and message.topic != timer.TOPIC and not self._is_3_1:

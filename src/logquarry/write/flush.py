@@ -168,8 +168,8 @@ class Flushable(Protocol):
 
 
 class Timing(NamedTuple):
-    """When a service flushes: its interval, the number of changed pages from which it flushes, and
-    the interval of its *thorough* runs, which flush all changed pages.
+    """When a service flushes: its interval, the least number of changed pages, and the interval of
+    its *thorough* runs. A thorough run flushes all changed pages.
     """
 
     interval_ms: int

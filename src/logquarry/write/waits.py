@@ -166,8 +166,8 @@ class ReplicaWait:
         self._fall_behind_max = fall_behind_max
         self._clock = clock
         self._change = threading.Lock()
-        # The waits are sorted by offset. Usually this is also the order of their deadlines, except
-        # if two threads append in one order and add their waits in the other.
+        # The waits are sorted by offset. Usually this is also the order of their deadlines. It is
+        # not if two threads append in one order, and add their waits in the other order.
         self._waiting: deque[Waiter] = deque()
         self._is_mixed = False
         self._has_ended = False
@@ -226,7 +226,7 @@ class ReplicaWait:
 
     # --------------------------------------------------------------------------------- for puts
     def is_available(self, offset: int) -> bool:
-        """Whether a slave is connected, and close enough to the log's end to wait for it
+        """Whether a slave is connected, and close enough to the log's end to wait for the slave
         (``isSlaveOK``).
         """
         return self.connected > 0 and offset - self.acknowledged < self._fall_behind_max
