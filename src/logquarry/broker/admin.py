@@ -64,7 +64,7 @@ class Queries(Part):
 
     @answers(RequestCode.VIEW_MESSAGE_BY_ID)
     async def by_offset(self, request: Request) -> None:
-        """Answer with the message at a physical offset. Message ids contain such an offset."""
+        """Answer with the message at a physical offset. A message's id contains this offset."""
         offset = request.fields["offset"]
         try:
             message = await self._core.slow(partial(self._core.store.message_at, offset))
@@ -75,7 +75,7 @@ class Queries(Part):
 
     @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     async def by_time(self, request: Request) -> None:
-        """Answer with the queue offset of the message whose store time is nearest to a time."""
+        """Answer with the queue offset of the message that is nearest to a given store time."""
         fields, store = request.fields, self._core.store
         job = partial(store.offset_by_time, fields["topic"], fields["queueId"], fields["timestamp"])
         request.reply(fields={"offset": str(await self._core.slow(job))})
