@@ -279,7 +279,8 @@ def function(value: _Value, field: str) -> _Value:
 def clock(value: Callable[[], object], field: str) -> Callable[[], int]:
     """Check a clock, and return a clock that checks each returned time.
 
-    Without this check, a wrong time could fail first in a background thread, and end all writes.
+    Without this check, a wrong time could raise its first error in a background thread, and end all
+    writes.
     """
     function(value, field)
     takes = "a function that returns whole milliseconds since 1970"

@@ -93,8 +93,8 @@ _ABOVE_ZERO: Final = (
 )
 _FROM_ZERO: Final = ("sync_flush_timeout", "file_reserved_time", "delete_commit_log_files_interval")
 _TYPING_ERROR: Final = 0.9
-"""If an unknown name is at least this similar (0 to 1) to a known name, it is taken for a
-misspelling of the known name.
+"""If an unknown name is at least this similar (0 to 1) to a known name, it counts as a misspelling
+of the known name.
 """
 _NEAR: Final = 0.8
 
@@ -169,8 +169,8 @@ class StoreConfig(LayoutConfig):
         flush_consume_queue_thorough_interval: pause between two queue flushes that ignore
             ``flush_consume_queue_least_pages``, and that write the checkpoint.
         slave_timeout: the time that a put on a ``SYNC_MASTER`` waits for a slave.
-        ha_slave_fallbehind_max: a put waits only for slaves that are fewer bytes than this behind
-            the end of the log.
+        ha_slave_fallbehind_max: a put waits for a slave only if fewer than this many bytes of the
+            log have no acknowledgement yet.
         ha_send_heartbeat_interval: time without traffic after which master and slave send a
             heartbeat.
         ha_housekeeping_interval: time without traffic after which master and slave close their
@@ -195,16 +195,16 @@ class StoreConfig(LayoutConfig):
         flush_delay_offset_interval: how often the progress of the delivery is written.
         timer_max_delay_sec: the longest delay, in seconds, of a timer message (``deliver_at``,
             ``delay_ms``).
-        transaction_time_out: age from which on the broker asks the producer about a half message (a
-            check).
+        transaction_time_out: if a half message is older than this, the broker asks the producer
+            about it (a check).
         transaction_check_max: maximum number of checks of a half message before it is abandoned.
         transaction_check_interval: time between two rounds in which all half messages are checked.
         check_transaction_message_timer_interval: pause between two rounds of checks in dialect 3.1.
         check_transaction_message_atleast_interval: age from which a transaction is checked, in
             dialect 3.1.
-        broker_settings: (name, value) of the broker's settings that determine which files the store
-            consists of, but that logquarry itself does not use. ``from_mapping`` and ``from_file``
-            fill the field; the store's features depend on the values.
+        broker_settings: (name, value) of broker settings that logquarry itself does not use, but
+            that determine the kinds of the store's files. ``from_mapping`` and ``from_file`` fill
+            the field; the store's features depend on the values.
     """
 
     dialect: str | None = None

@@ -14,7 +14,7 @@
     │   └── LogsDiverged        a slave's log is not the beginning of its master's log
     └── StoreError            a problem with a store
         ├── StoreNotFound     there is no store at that path, or it cannot be read (exit code 3)
-        ├── StoreUnavailable  closed, read-only, busy, poisoned or refused (exit code 4)
+        ├── StoreUnavailable  closed, read-only, busy, refused or after a failed sync (exit code 4)
         │   └── UnsupportedStore  the store has a feature that the call cannot handle
         ├── MessageRejected   the message was not stored: illegal or too large
         ├── MessageNotFound   there is no message at the given place
@@ -117,8 +117,8 @@ class StoreError(LogquarryError):
 class StoreNotFound(StoreError):
     """No store is at the path, or its files cannot be read.
 
-    This class is not a subclass of ``OSError``, so that callers do not take a missing store for a
-    failing disk.
+    This class is not a subclass of ``OSError``, so that callers do not confuse a missing store with
+    a failing disk.
 
     Attributes:
         suggestion: the given path, and the path of a nearby store that the user probably meant;

@@ -57,7 +57,7 @@ class Message(_Fields):
 
     Attributes:
         topic: the topic.
-        body: the body, stored as given. The put reads the bytes of a bytearray or memoryview.
+        body: the body, stored as given. A bytearray or memoryview is read only at the put.
         queue_id: queue of the topic. As in RocketMQ, the id may be negative.
         tags: the TAGS property.
         keys: the KEYS property: keys separated by spaces, or a sequence of keys. A key cannot
@@ -76,7 +76,7 @@ class Message(_Fields):
         born_timestamp: born time in milliseconds; ``None`` for the time of the store's clock at the
             put.
         born_host: the producer: text ``ip:port`` or ``[ip]:port`` with a port from 0 to 65535, or
-            the 8 or 20 bytes of a frame, which are not checked.
+            the 8 or 20 bytes of a frame. Such bytes are not checked.
         store_host: the broker's address, in the same forms as ``born_host``; ``None`` for
             ``StoreConfig.store_host``.
         reconsume_times: how often consumers sent the message back.

@@ -77,8 +77,8 @@ def folders_below(
 ) -> Iterator[tuple[Path, list[str]]]:
     """Yield a folder and all folders below it, each with the names of its files.
 
-    Skips missing folders. Does not follow links to folders, like ``os.walk``. Before Python 3.12,
-    ``os.walk`` and ``Path.rglob`` fail with RecursionError at a thousand nested folders.
+    Like ``os.walk``, skips missing folders, and does not follow links to folders. Before Python
+    3.12, ``os.walk`` and ``Path.rglob`` fail with RecursionError at a thousand nested folders.
 
     Args:
         unreadable: called with each folder that cannot be listed, and the error. If it raises no
@@ -338,7 +338,7 @@ def raise_file_limit() -> None:
 
 
 def require_writing(place: str | os.PathLike[str]) -> None:
-    """Raise StoreUnavailable on Windows, whose locks, renames and syncs are untested."""
+    """Raise StoreUnavailable on Windows: its locks, renames and syncs are untested."""
     if fcntl is None:
         raise StoreUnavailable(
             f"{os.fsdecode(place)}: this system can read stores, but not write them: it has no "
@@ -349,9 +349,9 @@ def require_writing(place: str | os.PathLike[str]) -> None:
 def cache_folders(environ: Mapping[str, str] | None = None) -> Iterator[Path]:
     """Yield candidate folders for caches (the Java shim, compiled kernels), best first.
 
-    The first folder is LOGQUARRY_CACHE_DIR, else XDG_CACHE_HOME or ~/.cache, which may be missing,
-    read-only or mounted noexec. The last folder is a temporary folder that only this user can
-    write.
+    The first folder is LOGQUARRY_CACHE_DIR, else ``logquarry`` in XDG_CACHE_HOME or in ~/.cache.
+    This folder can be missing, read-only or mounted noexec. The last folder is a temporary folder
+    that only this user can write.
     """
     environ = os.environ if environ is None else environ
     own, xdg = environ.get("LOGQUARRY_CACHE_DIR"), environ.get("XDG_CACHE_HOME")
@@ -421,7 +421,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Held:
-    """Holds one interrupt (Ctrl-C, SIGTERM) back until the program calls :meth:`check`, or until
+    """Holds back one interrupt (Ctrl-C, SIGTERM) until the program calls :meth:`check`, or until
     the ``with`` block of :func:`held` ends. A second interrupt takes effect at once.
 
     Three parts of logquarry need this:
@@ -476,7 +476,7 @@ class Held:
 
 @contextmanager
 def held() -> Iterator[Held]:
-    """Hold interrupts back until the block ends, or until it calls :meth:`Held.check`."""
+    """Hold back interrupts until the block ends, or until the block calls :meth:`Held.check`."""
     waiting = Held()
     waiting.hold()
     try:

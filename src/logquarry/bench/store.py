@@ -1,7 +1,7 @@
 """Measures puts, gets and a consumer; ``oracle/bench`` measures RocketMQ in the same way.
 
 A benchmark makes a store with RocketMQ's file sizes, puts some messages to warm up, measures, and
-deletes the store. For puts, it measures two times: until the last put returns, and until all
+deletes the store. For puts, it measures two durations: until the last put returns, and until all
 messages are dispatched.
 
 =========  ==================================================================================
@@ -277,7 +277,7 @@ class Bench:
             "seconds": seconds,
             "messages_per_s": count / seconds,
             "bytes_per_s": size / seconds,
-            # Measure the processor time of the putting thread, which other programs do not affect.
+            # Measure the processor time of the putting thread: other programs do not affect it.
             **({"cpu_us_per_message": used / count * 1e6} if load.threads == 1 else {}),
             "seconds_until_dispatched": dispatched,
             "messages_per_s_until_dispatched": count / dispatched,
@@ -366,7 +366,7 @@ class Bench:
 def bench_store(
     kind: str, folder: Path, load: Load, beside: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Measure one kind on a new store, and delete the store."""
+    """Measure one kind of work (``put``, ``get`` ...) on a new store, and delete the store."""
     folder.mkdir(parents=True, exist_ok=True)
     if beside:
         found = bench_store(kind, folder, load)

@@ -45,8 +45,8 @@ HIDDEN: Final = frozenset(
 )
 """System topics to which clients must not send (``TopicValidator``).
 
-RocketMQ allows sends to the topic of the timers. This broker refuses them, because it would deliver
-such a message to the topic that the message names, even without permission for this topic.
+RocketMQ allows sends to the topic of the timers. This broker refuses them: it would deliver such a
+message to the topic that the message names, even if the client has no permission for this topic.
 """
 PUB: Final = "PUB"
 SUB: Final = "SUB"
@@ -147,7 +147,7 @@ class Account:
             self.refuse(f"the permission SUB for the group {group[:200]}")
 
     def require_producer(self, group: str) -> None:
-        """Raise Refused if the account may not be a member of a producer group."""
+        """Raise Refused if the account is not allowed to be a member of a producer group."""
         # In RocketMQ, an account lists only consumer groups. So if this account does not list the
         # producer group, it needs only the permission PUB for any topic.
         if group in self.groups:
@@ -198,8 +198,8 @@ class AccessControl:
         fields = command.ext_fields
         account = self._accounts.get(fields.get(_ACCESS_KEY, ""))
         signature = fields.get(_SIGNATURE, "")
-        # Treat an unknown key like a wrong signature, with the same time and the same answer:
-        # otherwise a client could find out which keys exist.
+        # Treat an unknown key like a wrong signature: give the same answer, after the same time.
+        # Otherwise a client could find out which keys exist.
         secret = account.secret_key if account is not None else "unknown"
         is_valid = any(
             hmac.compare_digest(

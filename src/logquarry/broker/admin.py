@@ -64,7 +64,7 @@ class Queries(Part):
 
     @answers(RequestCode.VIEW_MESSAGE_BY_ID)
     async def by_offset(self, request: Request) -> None:
-        """Answer with the message at a physical offset, which clients read from a message id."""
+        """Answer with the message at a physical offset. A message's id contains this offset."""
         offset = request.fields["offset"]
         try:
             message = await self._core.slow(partial(self._core.store.message_at, offset))
@@ -75,7 +75,7 @@ class Queries(Part):
 
     @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     async def by_time(self, request: Request) -> None:
-        """Answer with the queue offset of the message whose store time is nearest to a time."""
+        """Answer with the queue offset of the message that is nearest to a given store time."""
         fields, store = request.fields, self._core.store
         job = partial(store.offset_by_time, fields["topic"], fields["queueId"], fields["timestamp"])
         request.reply(fields={"offset": str(await self._core.slow(job))})
@@ -229,7 +229,7 @@ class Admin(Part):
 
     @answers(RequestCode.GET_TOPIC_CONFIG)
     def topic_config(self, request: Request) -> None:
-        """Answer with a topic's settings, which mqadmin 5 requests before its statistics."""
+        """Answer with a topic's settings. mqadmin 5 requests them before the topic's statistics."""
         topic = self._core.require_topic(request.fields["topic"], 7)
         request.reply_json(broker_json.topic_entry(topic))
 
@@ -406,7 +406,7 @@ class Admin(Part):
 
     @answers(RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY)
     async def forward(self, request: Request) -> None:
-        """Forward a request to a consumer, which reports its state, or consumes one message."""
+        """Forward a request to a consumer: to report its state, or to consume one message."""
         fields = request.fields
         group, client_id = fields["consumerGroup"], fields["clientId"]
         client = self._core.clients.consumer(group, client_id)

@@ -1,4 +1,4 @@
-"""Starts and stops a broker and its name server, which serve a store, in one process.
+"""Starts and stops a broker and its name server in one process, to serve a store.
 
 ::
 
@@ -326,7 +326,7 @@ class Broker:
     async def stop(self) -> None:
         """Answer the requests that have started, and close the store.
 
-        If cancelled, still do all of this.
+        If the call is cancelled, it still does all of this.
         """
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
@@ -369,7 +369,7 @@ class Broker:
 async def _to_its_end(task: asyncio.Task[None]) -> None:
     """Wait for a task to end.
 
-    If cancelled, wait for the task's end all the same, and then raise CancelledError.
+    If the call is cancelled, it still waits for the task's end, and then raises CancelledError.
     """
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -68,7 +68,8 @@ class TopicFilter:
 def parse_expression(text: str, kind: object) -> tuple[str | None, SqlFilter | None]:
     """Parse a subscription.
 
-    Return its tag expression or its SQL92 filter; neither if it matches all messages.
+    Return (tag expression, None) or (None, SQL92 filter); (None, None) if the subscription matches
+    all messages.
 
     Raises:
         Refused: if the expression is invalid or too long.
@@ -129,7 +130,7 @@ class Client:
         return True
 
     def document(self) -> dict[str, Any]:
-        """Return RocketMQ's document ``Connection`` for the client, which mqadmin requests."""
+        """Return the client as RocketMQ's document ``Connection``; mqadmin requests it."""
         return {
             "clientAddr": self.connection.address,
             "clientId": self.client_id,
@@ -298,7 +299,10 @@ class Clients:
         return next((client for client in members if client.client_id == client_id), None)
 
     def producer_of(self, group: str, topic: str) -> Client | None:
-        """Return the next of a group's producers, in turn, that may send to the topic, or None."""
+        """Return a producer of a group that may send to the topic; None if there is none.
+
+        If there are several, each call returns the next one in turn.
+        """
         found = self.producers.get(group, {}).values()
         members = [client for client in found if client.may_publish(topic)]
         if not members:

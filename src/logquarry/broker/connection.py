@@ -389,7 +389,7 @@ class Connection(asyncio.Protocol):
     def tell(
         self, code: RequestCode, fields: Mapping[str, str] | None = None, body: bytes = b""
     ) -> None:
-        """Send a one-way request. If the client does not read its bytes, the request is dropped."""
+        """Send a one-way request. Drop it if too many bytes already wait to be sent."""
         # Dropping a request only delays its effect: clients rebalance at intervals anyway, and the
         # broker checks an open transaction again.
         if not self.is_writable:
@@ -413,7 +413,9 @@ class Connection(asyncio.Protocol):
         *,
         timeout_s: float,
     ) -> RemotingCommand:
-        """Send a request as soon as the client reads its bytes. Wait for the client's answer.
+        """Send a request, and wait for the client's answer.
+
+        If too many bytes already wait to be sent, first wait until the client has read enough.
 
         Raises:
             TimeoutError: if the client has not answered after ``timeout_s`` seconds.

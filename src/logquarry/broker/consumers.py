@@ -151,7 +151,7 @@ class Consuming(Part):
     def lock(self, request: Request) -> None:
         """Lock queues for a client of a group.
 
-        Answer with those queues that the client now has locked.
+        Answer with the queues that are now locked for the client.
         """
         client, keys = self._queues_of(request)
         now = time.monotonic()

@@ -231,7 +231,7 @@ class Core:
         Raise Refused if the topic lacks a permission or has no such queue.
         """
         topic = self.require_topic(name, permission)
-        # If write_queues was reduced, the queues above it can still have messages and offsets.
+        # If write_queues was reduced, the removed queues can still have messages and offsets.
         count = topic.read_queues if permission == READ else max(topic[1:3])
         if not 0 <= queue_id < count:
             raise Refused(f"queueId[{queue_id}] is illegal, topic:[{name}] has {count} queues")
@@ -405,7 +405,8 @@ def _bound_at_one_port(host: str, port: int) -> list[socket.socket]:
 
 def _bound(host: str, port: int) -> list[socket.socket]:
     # This runs in a thread, because the event loop must not resolve the host: uvloop's library
-    # libuv would start threads for this, and a forked child process would crash when it ends them.
+    # libuv would start threads for this, and a forked child process would crash when it ends the
+    # threads.
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
@@ -423,8 +424,8 @@ def _bound(host: str, port: int) -> list[socket.socket]:
 
 
 async def listen_at_both(broker: Port, older: Port, options: BrokerOptions) -> None:
-    """Listen on the broker's port, and on the port minus 2, which Java clients before RocketMQ 4.6
-    use.
+    """Listen on the broker's port, and on the port for Java clients before RocketMQ 4.6: the
+    broker's port minus 2.
 
     - If the system chooses the broker's port, the function tries again until the lower port is free
       too.

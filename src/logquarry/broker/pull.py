@@ -87,8 +87,8 @@ class Pull:
         deadline: time on the event loop's clock until which the pull may be held; 0 if it must not
             be held.
         has_moved: whether ``offset`` was moved past messages that the filter excludes.
-        awaited: the end of the queue that the dispatcher reported, if the last read did not reach
-            this end, so that the broker reads again; else -1.
+        awaited: usually -1. If the last read did not reach the known end of the queue, this end;
+            the broker then reads again.
     """
 
     request: Request
@@ -399,7 +399,7 @@ class Pulling(Part):
                 self._start(pull)
 
     def grown(self, key: QueueKey, end: int) -> None:
-        """Record the end of a queue that a search found; if it is new, read for held pulls."""
+        """Record the end of a queue, found by a search. If it is new, read for the held pulls."""
         first, known = self._ends.get(key, (0, 0))
         if end < known:
             # The end is lower than before, so the process that writes the store has deleted the

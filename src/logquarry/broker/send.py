@@ -143,8 +143,8 @@ class Sending(Part):
             elif result.done():
                 self._answer(request, message, result)
             else:
-                # One flush ends the waits of many puts at once. Their callbacks use a mailbox,
-                # which wakes the event loop only once for all of them.
+                # One flush ends the waits of many puts. Their callbacks use a mailbox, which wakes
+                # the event loop only once for all of them.
                 result.add_done_callback(partial(self._settle, request, message))
         if error is not None:
             for request, _, _ in puts:
@@ -232,8 +232,8 @@ class Sending(Part):
         # cluster: a consumer that replies to the message needs it.
         text = text.removesuffix(_SEPARATOR)
         if _WAITS in text:
-            # RocketMQ's clients write WAIT=true only once, with a property on each side, which the
-            # fast replacement handles. For other strings, use the slower regular expression.
+            # RocketMQ's clients write WAIT=true once, between two properties. The fast replacement
+            # handles this form. For other strings, use the slower regular expression.
             text = text.replace(_WAITS_AMID, _SEPARATOR, 1)
             if _WAITS in text:
                 text = _WAITS_PROPERTY.sub("", text)
@@ -339,7 +339,7 @@ class Transactions(Part):
     async def end(self, request: Request) -> None:
         """Commit a transaction or roll it back.
 
-        If the producer does not know its outcome, leave it open.
+        If the producer does not know the outcome, leave the transaction open.
         """
         core, fields = self._core, request.fields
         writer = core.tables.require_writer()

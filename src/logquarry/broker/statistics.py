@@ -26,8 +26,8 @@ from logquarry.store.stats import StoreStats
 from logquarry.text import size_text
 
 _WINDOWS: Final = {"statsMinute": (10.0, 5), "statsHour": (600.0, 5), "statsDay": (3_600.0, 23)}
-"""For each window: the seconds between two samples, and the number of intervals between samples
-that are kept.
+"""For each window: the seconds between two samples, and the number of kept intervals between two
+samples.
 """
 _LEAST_SECONDS: Final = 1.0
 _SIZES: Final = {"TOPIC_PUT_SIZE": "TOPIC_PUT_NUMS", "GROUP_GET_SIZE": "GROUP_GET_NUMS"}

@@ -91,7 +91,7 @@ class Tables:
         self._changed: deque[str] = deque()
         """The topics that were changed since the last :meth:`save`."""
         self._removed: set[str] = set()
-        """The topics that clients have removed, so that late messages do not add them again."""
+        """The topics that clients have removed. Late messages must not add these topics again."""
         self._version = self._saved_version = 0
         """How often groups were changed, and how many of these changes were saved."""
         self.groups: dict[str, dict[str, Any]] = dict(

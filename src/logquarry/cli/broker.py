@@ -243,7 +243,8 @@ class _View:
     def table(self, most: int) -> Table:
         """Make a table of connections, rates, and at most ``most`` groups.
 
-        Consumer groups stand first, those with the largest lag at the top; then producer groups.
+        The table lists the consumer groups, the largest lag at the top, and then the producer
+        groups.
         """
         from rich.table import Table
 

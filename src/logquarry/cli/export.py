@@ -300,8 +300,8 @@ def export(
         added = export_table(out, export, spark_master or "local[*]")
         messages.report_damage(out, added.summary.damage, read.on_damage)
         return
-    # Check paths and configuration now, so that an error appears before Spark starts, which takes
-    # seconds.
+    # Check paths and configuration before Spark starts: the start takes seconds, and the user sees
+    # an error at once.
     paths = [path for path, _, _ in open_stores(replace(read, paths=stores))]
     with with_spark.session_if_installed(spark_master) as session, full_disk_of(target):
         done = with_spark.export(out, session, paths, target, read, folders)

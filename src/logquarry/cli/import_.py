@@ -65,7 +65,7 @@ def import_(
 
     began = time.monotonic()
     found = open_source(source)
-    # Open SRC before STORE is made, so that a SRC that is no export leaves no new store.
+    # Read SRC before STORE is made: if SRC is no export, the command must leave no new store.
     next(read_source(found), None)
     if found.damage:
         out.warn(f"the export had skipped {text.plural(found.damage, 'damaged place')}")
@@ -116,7 +116,7 @@ def _run(
     from logquarry.store.message_store import StoreWriter
     from logquarry.systems import held
 
-    # Hold Ctrl-C back until the store has the current part of SRC completely: otherwise the number
+    # Delay Ctrl-C until the store has all messages of the current part of SRC: otherwise the number
     # of imported messages would be wrong.
     with held() as waiting, StoreWriter.start(store, config=settings) as opened:
         opened.free_room_at_close()

@@ -298,8 +298,8 @@ def _joined(lines: list[str]) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        # Python represents a byte of a file name that is not UTF-8 by a lone surrogate, which JSON
-        # can escape.
+        # If a file name is not UTF-8, Python represents each invalid byte by a lone surrogate. JSON
+        # can escape lone surrogates.
         return _with_names(text).encode("utf-8", "backslashreplace")
 
 

@@ -174,8 +174,8 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
         verdict = f"{count}, {size}, saved into {text.printable(found.into)}"
     loss = "nothing is lost"
     if plan.unproved_start is not None:
-        # The log starts above 0. The messages before its start can have expired or can be lost;
-        # which of both is unknown.
+        # The log starts above 0. It is unknown whether the messages before its start have expired
+        # or are lost.
         loss = "nothing in the existing files is lost"
     if found.left_behind:
         loss = f"{text.plural(len(found.left_behind), 'part')} of the store left behind"

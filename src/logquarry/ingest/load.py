@@ -123,7 +123,7 @@ def _check_dead_letters(plan: LoadPlan) -> None:
 
 
 def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
-    """Append segments to one store, unless the store already has the load; remove the segments.
+    """Append segments to one store, unless it already has the load. Then remove the segments.
 
     The segments of this store are removed here, and not only after the append to the last store. So
     their memory and disk blocks are free for the log of the next store.

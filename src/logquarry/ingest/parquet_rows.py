@@ -146,9 +146,9 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _with_words(file: SourceFile, columns: dict[str, pa.Array], first: int) -> pa.Array | None:
-    # Return the property strings; null for a row whose map is complete, None if all maps are. As in
-    # JSON Lines and in a put, the value of a column in WORDS replaces the value in the map. A
-    # property string replaces both.
+    # Return the property strings. The string of a row is null if the row's map is complete. Return
+    # None if all maps are complete. As in JSON Lines and in a put, the value of a column in WORDS
+    # replaces the value in the map. A property string replaces both.
     maps, exact = columns.get("properties"), columns.get(_EXACT)
     count = len(columns["topic"])
     differs = np.zeros(count, np.bool_)

@@ -177,7 +177,7 @@ class Rows:
 
 
 def as_stored(rows: Rows) -> pa.RecordBatch:
-    """Check all bodies; return a batch that ``put_stored`` accepts, in which hosts are bytes."""
+    """Check all bodies; return a batch that ``put_stored`` accepts: its hosts are bytes."""
     batch = rows.batch
     for name in ("topic", "body"):
         column = batch.column(name)

@@ -53,8 +53,8 @@ def place_rows(
     Args:
         batch: rows, each with a valid topic; ``queue_id`` and ``keys`` are optional.
         queues: number of queues of each topic in each broker.
-        turn: index, in the list of the queues of all brokers, of the queue for the first row
-            without a key.
+        turn: index in the list of the queues of all brokers. The queue with this index gets the
+            first row that has neither a queue id nor a key.
 
     Returns:
         (batch with all queue ids, number of the broker for each row).
@@ -251,7 +251,7 @@ class Stager:
         return self._outgoing_reference(batch, refused)
 
     def _outgoing_reference(self, batch: pa.RecordBatch, refused: dict[int, str]) -> Outgoing:
-        # The pure-Python version of outgoing_kernel, which tests compare with the compiled version.
+        # The pure-Python version of outgoing_kernel. Tests compare the results of both versions.
         odd: dict[int, Encoded] = {}
         sizes = np.zeros(batch.num_rows, np.int64)
         for number in range(batch.num_rows):
@@ -285,7 +285,8 @@ class Stager:
     def _writer(self, broker: int) -> SegmentWriter:
         writer = self._writers.get(broker)
         if writer is None:
-            # Spark can run two attempts of a task at once; each attempt needs its own file names.
+            # Each attempt needs its own file names: Spark can run two attempts of a task at the
+            # same time.
             name = f"{self._partition:05d}-{broker:04d}-{uuid.uuid4().hex}{ENDING}"
             path = self._plan.loads / self._load.staged / name
             writer = self._writers[broker] = SegmentWriter(path)

@@ -29,8 +29,8 @@ from logquarry.protocol import ha_messages as ha
 class MasterConnection:
     """A master's side of one connection (``HAConnection``). Not thread-safe.
 
-    Times are in milliseconds of a monotonic clock. The slave has reported that it has all bytes
-    before the physical offset ``acknowledged``, which is None before the first report.
+    Times are in milliseconds of a monotonic clock. ``acknowledged`` is a physical offset: the slave
+    has reported that it has all bytes before it. It is None before the first report.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class MasterConnection:
         rate, portion = self._limits.bytes_per_second, self._limits.transfer_size
         if rate is not None:
             # A portion is the number of bytes sent at once. It must be so small that the rate
-            # allows one in each heartbeat interval: otherwise, a heartbeat between two portions
-            # would tell the slave that it has the whole log.
+            # allows one portion in each heartbeat interval: otherwise, a heartbeat between two
+            # portions would tell the slave that it has the whole log.
             portion = max(1, min(portion, rate * self._times.heartbeat_ms // 1_000))
         self._bucket = Bucket(rate, portion, now_ms)
 
@@ -155,7 +155,7 @@ class MasterConnection:
             if first or now_ms - self._said_ms > self._times.heartbeat_ms:
                 self._said_ms = now_ms
                 if self.transferable(log, now_ms):
-                    # Bytes follow: a heartbeat would tell the slave that none do.
+                    # More bytes follow: a heartbeat would tell the slave that it has all.
                     return []
                 self._has_caught_up = self._has_caught_up or first
                 self._move(ha.MasterInput.SENT)
@@ -170,7 +170,7 @@ class MasterConnection:
         return min(silence, self._said_ms + self._times.heartbeat_ms) + 1
 
     def next_transfer_ms(self) -> int:
-        """Return the time in milliseconds from which on the rate allows the next transfer."""
+        """Return the time in milliseconds at which the rate allows the next transfer."""
         return self._bucket.next_ms()
 
     def data_to_send(self) -> list[ha.Buffer]:
@@ -276,7 +276,7 @@ class SlaveConnection:
         raise ProtocolViolation(f"the master sends {reason}", events=events)
 
     def report(self, offset: int, now_ms: int) -> None:
-        """Acknowledge all bytes before ``offset``, which must lie between :attr:`reported` and
+        """Acknowledge all bytes before ``offset``. It must lie between :attr:`reported` and
         :attr:`received`.
         """
         if self.state is ha.SlaveState.CLOSED or offset == self.reported:

@@ -20,8 +20,8 @@ def _fields(words: str, keys: str = "") -> tuple[HeaderField, ...]:
     """Return header fields for a text with one word ``name:kind`` for each field.
 
     A ``?`` after the kind marks an optional field: if it is missing in a request, its value is "",
-    0 or False. With ``??``, the value is then None. ``keys`` has one letter for each field, which
-    is the field's name in the short form of a send request's header.
+    0 or False. With ``??``, the value is then None. ``keys`` has one letter for each field: the
+    name of the field in the short form of a send request's header.
     """
     found = []
     for number, word in enumerate(words.split()):
@@ -235,7 +235,7 @@ class ResponseCode(IntEnum):
 
 
 class Refused(Exception):
-    """A request is refused. ``code`` is the result code of the answer, which is not SUCCESS."""
+    """A request is refused. ``code`` is the result code of the answer; it is never SUCCESS."""
 
     def __init__(self, remark: str, code: int = ResponseCode.SYSTEM_ERROR) -> None:
         super().__init__(remark)

@@ -1,7 +1,7 @@
 """The report of a store: one HTML file with charts, tables and the script that draws the charts.
 
-All text from a store is escaped, in the HTML and in the script's JSON. The page's content security
-policy forbids it to load other files.
+All text from a store is escaped, in the HTML and in the script's JSON. The content security policy
+forbids the page to load other files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from logquarry.units import Bars
 
 MOST_ROWS: Final = 500
 
-# Vega compiles expressions, which needs unsafe-eval, and adds styles to the page.
+# Vega compiles expressions (this needs unsafe-eval), and adds styles to the page.
 _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data:; base-uri 'none'; form-action 'none'"
@@ -64,8 +64,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the page. ``numbers`` and ``words`` are the columns that contain numbers, or text
-    that stays on one line.
+    """A table of the page. ``numbers`` are the indexes of the columns of numbers. ``words`` are the
+    indexes of the columns of short text, which stays on one line.
     """
 
     title: str
@@ -214,9 +214,9 @@ def store_report(
     """Make the HTML page about a store.
 
     Args:
-        notes: sentences for the page, which stand below the numbers at its top.
+        notes: sentences that the page shows below the numbers at its top.
         title: the page's title; None for the store's path.
-        checked: called with the result of the store's verification, which is part of the report.
+        checked: called with the result of the verification of the store.
 
     Raises:
         MissingExtra: if Altair or vl-convert is not installed.

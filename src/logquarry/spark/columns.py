@@ -7,8 +7,8 @@
 | `to_arrow_schema(timezone=)` | 4.2 | timestamps are UTC |
 | limits for the batches of a stream | 4.2 | a batch takes all new messages: `stream_planner.py` |
 
-Other modules import PySpark's classes from `columns`. If the installed PySpark lacks a class,
-`columns` defines an empty class of the same name.
+Other modules import PySpark's classes from this module. If the installed PySpark lacks a class,
+this module defines an empty class of the same name.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _class_of(module: str, name: str) -> Any:
     try:
         found = getattr(import_module(module), name, None)
     except ModuleNotFoundError as error:
-        # If PySpark is installed but lacks a module that PySpark itself imports, show that error.
+        # If PySpark is installed, but a package that it needs is missing, show that error.
         if error.name is None or not error.name.startswith("pyspark"):
             raise
         found = None

@@ -75,8 +75,8 @@ def compact(
         StoreNotFound: if there is no export.
         UsageError: if no export made the table, if an argument does not apply to this kind of
             table, or if a package is missing.
-        StoreUnavailable: if an export or another compaction is running, or changed the files during
-            this compaction.
+        StoreUnavailable: if another program changed the files during this compaction; for a local
+            Parquet folder, also if an export or another compaction is running.
         CorruptFile: if a file differs from its description in the table; the table is unchanged.
     """
     if target_size is not None and target_size <= 0:
@@ -201,7 +201,10 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
 def _check_unchanged(
     folder: OutputFolder, manifest: Mapping[str, Any], made: Sequence[str], staging: str
 ) -> None:
-    """Raise StoreUnavailable if the folder changed during the merge: a URL cannot be locked."""
+    """Raise StoreUnavailable if the folder changed during the merge.
+
+    A folder of an object store has no lock that prevents such a change.
+    """
     there = set(folder.files())
     if _manifest(folder) != manifest or not there.issuperset(made):
         raise StoreUnavailable(
@@ -264,7 +267,7 @@ def _task(
     folder: OutputFolder, staging: str, group: Sequence[_File], known: Sequence[str]
 ) -> MergeTask:
     first, last = group[0], group[-1].last_offset
-    # Choose an unused name, because a file of an earlier merge can already have the first name.
+    # If a file of an earlier merge already has this name, add a number to the name.
     name = f"{first.kind}.{first.first:020d}.to.{last:020d}"
     path = f"{first.place}/{name}".lstrip("/")
     taken = [file[len(path) + 1 :] for file in known if file.startswith(f"{path}.")]

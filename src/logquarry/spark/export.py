@@ -86,15 +86,15 @@ def export_parquet(
         spark: a session whose workers reach the stores and ``dest`` under the same paths; None to
             export in this process, without PySpark.
         dest: a folder that does not exist, is empty, or holds an earlier export.
-        options: options of the data source, or :class:`ReadOptions`, whose ``on_damage`` can also
-            be ``"stop"`` or ``"fail"``.
+        options: options of the data source, or :class:`ReadOptions`. Only in ReadOptions,
+            ``on_damage`` can also be ``"stop"`` or ``"fail"``.
         partition_by: any of broker, topic, queue_id and day (of the store timestamp, UTC).
         progress: called with (bytes of log done, bytes in total).
         dest_storage_options: options for the file system of ``dest``, if ``dest`` is a URL; None
             for the stores' options.
 
     Raises:
-        CorruptFrame: if a log is damaged, unless the options make the export skip or stop at
+        CorruptFrame: if a log is damaged, unless the options make the export skip damage or stop at
             damage; ``dest`` is unchanged.
         UsageError: if ``dest`` holds other Parquet files, or overlaps with a store.
         StoreNotFound: if a path is not a store.
@@ -145,7 +145,7 @@ def summarize(
     *,
     progress: Progress | None = None,
 ) -> Summary:
-    """Count messages and bytes by topic, with their time range and the damage.
+    """Return each topic's number of messages, bytes and time range; also return the damage.
 
     The count reads no bodies, so damage inside bodies is not found. For the arguments see
     :func:`export_parquet`.
@@ -215,7 +215,7 @@ def check_apart(dest: str, locations: Iterable[str], config: StoreConfig) -> Non
     """Raise UsageError if the destination is no folder, or overlaps with a store.
 
     Args:
-        config: the configuration of the stores, which can name further folders of their logs.
+        config: the stores' configuration; the configuration can name further folders of the logs.
     """
     for path in (dest, *map(str, Path(dest).parents)):
         if os.path.isfile(path):  # noqa: PTH113 - unlike Path.is_file, it never raises an error

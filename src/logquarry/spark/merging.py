@@ -3,7 +3,7 @@
 This module does not import PySpark.
 
 The rows keep their order. A merge needs memory for about one row group of Parquet. Spark can run
-two attempts of a merge at once, so each attempt uses its own file names.
+two attempts of a merge at the same time, so each attempt uses its own file names.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def fewer(
 ) -> tuple[list[list[S]], list[Merged]]:
     """Keep only the merges that reduced the number of files; return their sources and new files.
 
-    A merge writes several files if the property strings that the column ``properties`` cannot
-    represent are too large for the metadata of one file.
+    The metadata of a file stores the property strings that the column ``properties`` cannot
+    represent. If they are too large for the metadata of one file, a merge writes several files.
     """
     kept = [
         (group, files) for group, files in zip(chosen, made, strict=True) if len(files) < len(group)

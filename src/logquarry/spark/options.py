@@ -23,7 +23,7 @@ FORMAT: Final = "rocketmq"
 """Name of the data source."""
 
 ALIASES: Final = {"subscribe": "topics", "subscribepattern": "topicpattern"}
-"""Kafka's names of options of logquarry. ``assign`` is not here: its format differs."""
+"""Kafka's names for options of logquarry. ``assign`` is not here: its format differs."""
 
 _OURS: Final = (
     "path", "topics", "topicPattern", "queueIds", "tags", "keys", "columns",
@@ -175,7 +175,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------ lists
 def _words(text: str, separator: str = ",") -> list[str]:
-    """Split a list, which is JSON or words that the regular expression `separator` separates."""
+    """Return the words of a text: a JSON list, or words separated by the pattern `separator`."""
     if text.startswith("["):
         try:
             found = json.loads(text)
@@ -489,8 +489,8 @@ def _with_damage(options: ReadOptions, given: Given) -> ReadOptions:
     if word != "quarantine":
         if path is not None:
             raise UsageError("quarantinePath: needs onDamage=quarantine")
-        # By default a read skips a torn tail (incomplete bytes at the log's end), which the log of
-        # an open or crashed store often has.
+        # By default a read skips a torn tail: incomplete bytes at the log's end. The log of an open
+        # or crashed store often has such a tail.
         return replace(options, on_damage="skip" if word == "skip" else "default")
     if not path:
         raise UsageError(

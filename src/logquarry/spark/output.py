@@ -316,7 +316,7 @@ class ExportCommit:
 
 
 def failed_commit(folder: OutputFolder, when: str, step: str, error: OSError) -> OSError:
-    """Return an OSError with the number of ``error``, and a text with the next step."""
+    """Return an OSError with the errno of ``error``, and a text that names the next step."""
     return OSError(error.errno, f"{when}: {error.strerror or error}. {step}", folder.location)
 
 

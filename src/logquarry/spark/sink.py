@@ -151,7 +151,7 @@ def stream_writer(
 
 
 def load_id(app: str | None, version: int | None) -> LoadId:
-    """Return a load's identity: the options' application and version, else a new unique one."""
+    """Return a load's identity: the options' application and version, else a new unique name."""
     if app is None or version is None:
         return LoadId(f"run-{uuid.uuid4().hex}", 0, is_named=False)
     return LoadId(app, version)
@@ -309,7 +309,7 @@ def load(
         queues: number of queues of each topic in each store, for rows without a queue id.
         txn_app_id: name of the application. Each `txn_version` of an application is loaded only
             once, so a repeated load adds nothing.
-        txn_version: number of the load, which must grow with each load of the application. In
+        txn_version: number of the load; it must grow with each load of the application. In
             ``foreachBatch``, pass the batch id.
         on_rejected: what to do with a row that no store accepts: ``fail`` raises an error, and
             ``deadLetter`` writes the row to ``dead_letter_path``.

@@ -275,8 +275,8 @@ def register(spark: SparkSession) -> None:
 def use_this_python(context: SparkContext) -> None:
     """On a local master, make the Python workers use this interpreter, unless the user chose one.
 
-    By default, the workers use the first python3 on PATH, which is another Python if the driver
-    runs in a virtual environment that is not activated.
+    By default, the workers use the first python3 on PATH. If the driver runs in a virtual
+    environment that is not activated, this is another Python.
     """
     is_chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
     if (context.master or "").startswith("local") and not is_chosen:

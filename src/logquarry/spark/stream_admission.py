@@ -45,9 +45,9 @@ class StreamOffset:
         since_ms: smallest store timestamp to read, in milliseconds; None for all.
         queues: first queue offset to read, by broker and queue. If a queue is missing, the stream
             reads all of its messages.
-        first: physical offset by broker at which the query's first batch starts; None in later
-            offsets. It is recorded because Spark requests the start again if the first batch fails.
-            Without the record, the start "latest" would then mean a later offset.
+        first: for each broker, the physical offset at which the query's first batch starts; None in
+            later offsets. It is recorded because Spark requests the start again if the first batch
+            fails. Without the record, the start "latest" would then mean a later offset.
     """
 
     brokers: Mapping[str, int] = field(default_factory=dict)
@@ -112,8 +112,8 @@ def _nested(queues: Mapping[Queue, int]) -> dict[str, dict[str, int]]:
 
 
 NEAR: Final = 16 << 20
-"""Maximum bytes of log that the planner reads from a known frame to an offset. If the distance is
-larger, the planner searches for a nearer frame.
+"""To find the last frame before an offset, the planner reads the log from a frame at most this many
+bytes before the offset. If it finds no such frame, it searches four times as far back.
 """
 MOST_COUNTED: Final = 1 << 30
 """Maximum bytes of each log in which the planner counts messages for one batch. Without this limit,
@@ -131,7 +131,7 @@ class Backlog:
 
 
 def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
-    """Return the physical offset by broker at which a batch of at most `limit` bytes of log ends.
+    """Return where a batch of at most `limit` bytes of log ends: a physical offset for each broker.
 
     Each broker gets an equal share of the limit. If the next frame of each log is larger than the
     limit, the batch still takes one frame, so that the stream advances.
@@ -142,7 +142,7 @@ def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
     for name, log in backlogs.items():
         ends[name] = boundary(log, log.start + shares[name])
         spare -= ends[name] - log.start
-    # Give the bytes that remain to the other brokers, first to the brokers whose batch is smallest.
+    # Spend `spare`, the unused rest of all shares, on the brokers with the smallest batches first.
     for name in sorted(backlogs, key=lambda name: (ends[name] - backlogs[name].start, name)):
         log = backlogs[name]
         if ends[name] < log.end and spare > 0:
@@ -160,7 +160,7 @@ def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
 def by_rows(
     backlogs: Mapping[str, Backlog], limit: int, wanted: Mapping[str, MessageFilter]
 ) -> dict[str, int]:
-    """Return the physical offset by broker at which a batch of at most `limit` messages ends."""
+    """Return where a batch of at most `limit` messages ends: a physical offset for each broker."""
     counted = {name: _counted(log, wanted[name], limit) for name, log in backlogs.items()}
     shares = shared({name: len(found) for name, (found, _) in counted.items()}, limit)
     ends: dict[str, int] = {}

@@ -254,7 +254,7 @@ class StreamPlanner:
         size: int,
     ) -> Iterator[ReadTask]:
         durable = layout.durable_end
-        # Before the durable offset (up to which the log is known to be on the disk), a reader
+        # The log is known to be on the disk up to the durable offset. Before this offset, a reader
         # reports invalid bytes as damage. After it, invalid bytes can be the log's end.
         bound = stop if durable is not None and stop <= durable else None
         extent = LogExtent(layout.commit_log.start, stop, bound)
@@ -290,7 +290,7 @@ class StreamPlanner:
 def _not_dispatched(
     layout: StoreLayout, end: int, queues: Set[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
-    """Return the next queue offset of queues that have messages in the log, but no entry for them.
+    """Return the next queue offset of each queue whose last messages have no entry yet.
 
     Args:
         end: physical offset at which the log ends.
@@ -311,7 +311,8 @@ def _not_dispatched(
             is_wanted = is_queued & (ids == topics.index(topic)) & (columns["queue_id"] == queue_id)
             offsets = columns["queue_offset"][is_wanted]
             if len(offsets):
-                # Not the largest: the topic may have been deleted and created again.
+                # Use the last offset, not the largest one: if the topic was deleted and created
+                # again, its queue offsets started again at 0.
                 found[topic, queue_id] = int(offsets[-1]) + 1
     return found
 
@@ -347,8 +348,8 @@ class UnlimitedPlanner(StreamPlanner):
         if self._reached is not None:
             return self.latest(self._reached, Limits())
         layouts = self._layouts()
-        # Leave out queues with the start "latest" (LONG_MAX): the checkpoint has recorded the queue
-        # offset that it meant.
+        # Leave out queues with the start "latest" (LONG_MAX): for these queues, the checkpoint has
+        # the queue offset that was the latest at the query's first start.
         numbers = {
             queue: first
             for queue, (first, _) in (self._options.wanted.queue_ranges or {}).items()

@@ -137,7 +137,7 @@ def plan_tasks(
 
     Args:
         columns: columns to read; None for the columns of the options.
-        min_tasks: number of tasks to plan at least, unless a task would then have less than
+        min_tasks: minimum number of tasks; fewer if a task would otherwise have less than
             LEAST_SPLIT bytes. ``options.min_partitions`` can make smaller tasks, down to
             LEAST_STATED_SPLIT.
     """
@@ -295,8 +295,8 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
     Bodies get a CRC check only if ``body`` is a wanted column, or if the filter searches bodies.
 
     Raises:
-        CorruptFrame: if the log is damaged, unless ``options.on_damage`` makes the read skip or
-            stop at damage.
+        CorruptFrame: if the log is damaged, unless ``options.on_damage`` makes the read skip damage
+            or stop at damage.
         MessageNotFound: if retention has deleted files since the planning, and
             ``options.fail_on_data_loss`` is true.
         StoreNotFound: if a file cannot be read.

@@ -31,13 +31,15 @@ def in_worker() -> bool:
 
 _tasks = 0
 _LOADING = 3
-"""Only this many first tasks of a worker call :func:`gc.freeze`, because later tasks load few new
-objects that live long.
+"""Number of a worker's first tasks that call :func:`gc.freeze`. Later tasks load few new objects
+that live long.
 """
 
 
 def settle() -> None:
-    """Exclude all objects that exist now from garbage collection; call at the start of a task.
+    """In a worker's first tasks, exclude all objects that exist now from garbage collection.
+
+    Call this function at the start of a task.
 
     PySpark collects garbage after each task. Visiting every object of numba, pyarrow and PySpark
     takes 60 ms, a fifth of the time to decode 128 MiB of log.
@@ -52,7 +54,7 @@ def settle() -> None:
 
 
 class QuietErrors:
-    """An error stream that drops the traceback of a worker whose connection the JVM closed.
+    """An error stream. If the JVM closed a worker's connection, it drops the worker's traceback.
 
     The JVM closes a connection after an idle minute, or when the query needs no more rows. When
     such a worker exits, its write to the connection fails with a broken pipe, and PySpark's daemon
@@ -100,9 +102,9 @@ def without_traceback() -> Iterator[None]:
 def _by_value() -> Callable[[bytes], Any]:
     """Return a nested function, which Spark pickles by value.
 
-    A worker that cannot import logquarry can still run the function, which then raises an error
-    that names the setting to change. If Spark pickled the function by name, the error would only
-    name the missing module.
+    If a worker cannot import logquarry, it can still run the function. The function then raises an
+    error that names the setting to change. If Spark pickled the function by name, the error would
+    only name the missing module.
     """
 
     def load(data: bytes) -> Any:

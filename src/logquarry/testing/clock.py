@@ -10,7 +10,7 @@ from logquarry.units import now_ms
 class FakeClock:
     """A clock for ``StoreWriter.start(clock=...)``.
 
-    Its time changes only in a call and in :meth:`advance`. Thread-safe.
+    The time changes only if you call the clock or :meth:`advance`. Thread-safe.
 
     Args:
         now: the first time, in milliseconds since 1970.

@@ -182,8 +182,7 @@ class CrashImage:
         for name in self.folders:
             os.mkdir(f"{root}/{name}")  # noqa: PTH102
         for name, data in self.files.items():
-            # Use `os`, because tests write thousands of images, which takes twice as long with
-            # pathlib.
+            # Use `os`: tests write thousands of images, and pathlib would take twice as long.
             descriptor = os.open(f"{root}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             try:
                 os.write(descriptor, data)
@@ -225,7 +224,7 @@ class DiskState:
         return _image(names, {key: _crashed(c, share, rng) for key, c in self.contents.items()})
 
     def killed(self) -> CrashImage:
-        """Make the image of the disk after the death of the process alone, which loses no write."""
+        """Make the image of the disk if only the process dies: then no write is lost."""
         return _image(self.live, {key: c.live for key, c in self.contents.items()})
 
     def synced(self) -> CrashImage:

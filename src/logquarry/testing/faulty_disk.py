@@ -42,7 +42,7 @@ class _File:
     def __init__(self, number: int, path: Path, durable: bytes) -> None:
         self.number = number
         # Open the file again instead of duplicating the store's descriptor: a duplicate would share
-        # the lock that the store holds with it.
+        # the lock of the store's descriptor.
         self._reader = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._reader)
         status = os.fstat(self._reader)
@@ -55,7 +55,7 @@ class _File:
         self._content: Content | None = None
 
     def look(self) -> bytes:
-        # Keep the content of each page that changed since the last call as one of its versions.
+        # If a page has changed since the last call, keep its content as a version of the page.
         data = os.pread(self._reader, os.fstat(self._reader).st_size, 0)
         before = self.live
         if data == before:
@@ -192,7 +192,7 @@ class FaultyDisk(Disk):
             abandon_in_children(self.health)
 
     def state(self) -> DiskState:
-        """Return the state of the whole disk now, or if the process has died, at its death."""
+        """Return the state of the whole disk: at the process's death if it has died, else now."""
         with self._lock:
             return self._at_stop or DiskState(
                 {number: file.content for number, file in self._reachable().items()},

@@ -212,7 +212,7 @@ class Mark(NamedTuple):
     Attributes:
         durable: bodies that must survive a power cut.
         acked: bodies that must survive the death of the process.
-        absent: bodies that an earlier recovery dropped, so that they must not appear again.
+        absent: bodies that an earlier recovery dropped; they must not appear again.
     """
 
     attempted: int
@@ -238,7 +238,7 @@ class ModelStore:
 
     # ------------------------------------------------------------------------------- what happened
     def attempt(self, message: Message) -> Put:
-        """Record a put before the store gets the message.
+        """Record a put; call this method before the store gets the message.
 
         Raises:
             UsageError: if another message has the same body.
@@ -350,8 +350,8 @@ class ModelStore:
     def check(self, seen: Seen, *, must: Collection[bytes] | None = None) -> list[Violation]:
         """Return the differences between a store and the model.
 
-        ``must`` contains the bodies of the messages that the store must have; None means all that
-        were acknowledged.
+        ``must`` contains the bodies of the messages that the store must have; None means all
+        acknowledged messages.
         """
         if must is None:
             must = self.mark().acked

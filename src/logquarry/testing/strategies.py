@@ -25,8 +25,8 @@ MOST_TOPIC_BYTES = 0x7F
 """Maximum bytes of a topic: TOPICLEN is a signed byte."""
 
 _NUMBERS = struct.Struct(">iiqqqiq")
-"""Queue id, flag, queue offset, born time, store time, reconsume times and prepared transaction
-offset of a frame, as random bytes are decoded into them.
+"""Decodes random bytes into fields of a frame: queue id, flag, queue offset, born time, store time,
+reconsume times and prepared transaction offset.
 """
 _TOPICS = [
     "a",
@@ -76,8 +76,8 @@ _ODD_PIECES = [
 
 
 # ---------------------------------------------------------------------------------- single fields
-# The strategies are cached: Hypothesis validates each strategy object once, which takes as long as
-# the draws of several examples.
+# The strategies are cached: Hypothesis validates each strategy object once, and this takes as long
+# as the draws of several examples.
 @cache
 def hosts(*, v6: bool) -> st.SearchStrategy[bytes]:
     """BORNHOST or STOREHOSTADDRESS: address and port, in 8 or 20 bytes. Ports can be negative."""

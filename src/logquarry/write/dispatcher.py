@@ -35,7 +35,7 @@ class MessageArrival(NamedTuple):
     """New messages in a queue. ``next_offset`` is the queue offset after the last of them.
 
     ``store_timestamp`` is the store time of the last message, in milliseconds. ``tags_codes`` is
-    None for a batch queue, and if more than 1,024 messages arrived at once.
+    None for a batch queue, and if a run has more than 1,024 messages of the queue.
     """
 
     topic: str
@@ -138,8 +138,8 @@ class Dispatcher:
         dispatched: called with each run, after its queue entries and index keys are written.
         follow: called with each run, after its queue entries are written. Used for the state table
             of RocketMQ 3.1.
-        place: called with the entries of each run, by queue; returns them in their right queues. A
-            recovery moves the entries of frames with a harmed queue id.
+        place: called with the entries of each run, by queue; returns the same entries by their
+            right queue. A recovery uses it to move the entries of frames with a damaged queue id.
 
     Attributes:
         offset: physical offset up to which all messages are in queues and index.

@@ -130,8 +130,8 @@ class Encoded:
         file.append(self.data)
 
     def place(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> None:
-        """Set QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP in all frames. The two arguments for
-        offsets are those of the first frame.
+        """Set QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP in all frames. The arguments
+        ``queue_offset`` and ``physical_offset`` are the offsets of the first frame.
 
         A second call overwrites the fields.
         """
@@ -237,9 +237,9 @@ class MessageEncoder:
     def encode_stored(self, message: Message) -> Encoded:
         """Return the frame of a message that was stored before, without the changes of a put.
 
-        The message's topic and property string already show its delay and its further queues, so
-        they are not changed. The offsets in the property string must be equal to the next offsets
-        of the further queues. Raises the errors of :meth:`encode`.
+        Topic and property string stay unchanged, because they already show the message's delay and
+        its further queues. The offsets in the property string must be equal to the next offsets of
+        the further queues. Raises the errors of :meth:`encode`.
         """
         topic_data = rules.topic_bytes(message.topic, self._topic_check)
         properties = rules.given_properties(message, is_closed=self._is_3_1)
@@ -335,8 +335,8 @@ class MessageEncoder:
     def _delayed(
         self, message: Message, values: Mapping[str, str]
     ) -> tuple[rules.PropertyMap | None, QueueKey]:
-        """Return the properties as the delay changes them (None without a delay), and the queue of
-        the frame.
+        """Return the properties with the changes that the delay makes (None without a delay), and
+        the queue of the frame.
         """
         own = message.topic, message.queue_id
         if rules.is_timed(values) and message.topic != timer.TOPIC and not self._is_3_1:

@@ -158,7 +158,7 @@ def _inner_batch(
         return made
 
     encoded = Encoded(bytearray(), len(wire), copies=Copies((), frame_at, count))
-    # Refuse a batch that is too large here, before the append takes the log's lock.
+    # Make the frame once, to refuse a too large batch before the append takes the log's lock.
     frame_at(str(java.LONG_MAX))
     wait = rules.waits(rules.looked_at(message))
     encoded.fill((message.topic, message.queue_id), hosts, wait=wait)
@@ -243,7 +243,7 @@ def _frames_reference(
 
 
 class WireFrames(Encoded):
-    """The frames of a batch, which a kernel writes into the log's file.
+    """The frames of a batch. A kernel writes them into the log's file.
 
     ``parts``: the wire form, the head that all frames share, the topic, and the properties of the
     batch.

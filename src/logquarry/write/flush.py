@@ -1,5 +1,5 @@
-"""The services that flush a store: the group commit, which syncs the log while puts wait for it,
-and the services that flush at an interval.
+"""The services that flush a store: the group commit, which syncs the log while puts wait for the
+sync, and the services that flush at an interval.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _IDLE_FLUSH_MS: Final = 500
 class GroupCommitService(Service):
     """Syncs the log for the puts that wait (``CommitLog.GroupCommitService``).
 
-    If a put begins to wait during a sync, that sync may not cover its message, so the put waits for
-    the next sync. ``timeout_ms`` is ``syncFlushTimeout``.
+    If a put begins to wait during a sync, it waits for the next sync, because the current sync
+    possibly does not cover its message. ``timeout_ms`` is ``syncFlushTimeout``.
     """
 
     def __init__(
@@ -83,7 +83,9 @@ class GroupCommitService(Service):
         return self.request(offset).result()
 
     def add(self, request: Waiter) -> None:
-        """Add a wait that ends when the log is on the disk up to its offset, or the sync fails."""
+        """Add a wait. It ends when the log is on the disk up to the wait's offset, when a sync
+        fails, or at the wait's deadline.
+        """
         request.deadline = self._clock() + self._timeout_ms
         with self._change:
             is_refused = self._has_ended or self.health.reason is not None
@@ -166,8 +168,8 @@ class Flushable(Protocol):
 
 
 class Timing(NamedTuple):
-    """When a service flushes: its interval, the number of changed pages from which it flushes, and
-    the interval of its *thorough* runs, which flush all changed pages.
+    """When a service flushes: its interval, the least number of changed pages, and the interval of
+    its *thorough* runs. A thorough run flushes all changed pages.
     """
 
     interval_ms: int
@@ -301,7 +303,7 @@ class FlushConsumeQueueService(_TimedFlush):
         with self._flushing:
             if self._is_over:
                 raise StoreUnavailable("the store was closed")
-            # Read the time before the flush, because the flush may not cover messages that are
+            # Read the time before the flush: the flush possibly does not cover messages that are
             # dispatched after its start.
             timestamp = self._dispatched_timestamp()
             if least_pages == 0:

@@ -1,7 +1,7 @@
 """Writes the key index (``IndexService.buildIndex``, ``IndexFile.putKey`` of 4.9.3).
 
-Only the dispatcher's thread writes. The header of a file, which has the number of entries, is
-written after the entries. So a reader never reads an entry that is not complete. The names of files
+Only the dispatcher's thread writes. The header of a file contains the number of entries. The writer
+writes the header after the entries, so a reader never reads an incomplete entry. The names of files
 are times; they are distinct and ascending, even if the clock is set back.
 """
 
@@ -44,9 +44,9 @@ def load_kernel() -> None:
 class IndexFileWriter:
     """Puts keys into one index file.
 
-    ``before`` is the header of the previous file. The header of a new file starts with the end time
-    and the end offset from ``before``. With ``counts_keys``, the header's ``slots_used`` counts
-    keys instead of chains, as in RocketMQ 3.x.
+    ``before`` is the header of the previous file. In the header of a new file, begin and end are
+    first the end time and the end offset from ``before``. With ``counts_keys``, the header's
+    ``slots_used`` counts keys instead of chains, as in RocketMQ 3.x.
     """
 
     def __init__(
@@ -302,8 +302,8 @@ class IndexWriter:
 
 
 def next_name(last: str, now_ms: int) -> str:
-    """Return a name for a new file. Usually the name is the current time. If that is not after the
-    name ``last``, the name is the millisecond after ``last``.
+    """Return a name for a new file. Usually the name is the current time. If this time is not after
+    the name ``last``, the name is the millisecond after ``last``.
 
     QUIRK: RocketMQ always uses the current time (``timeMillisToHumanString``). So two files of one
     millisecond get the same name, and if the clock is set back, a new file has a lower name than
@@ -330,9 +330,9 @@ def next_name(last: str, now_ms: int) -> str:
 # Sync the index files, and restore index files that another program deletes.
 #
 # If a RocketMQ broker is started on this store, the broker deletes index files that are newer than
-# the checkpoint, and then fails to take the lock. So logquarry gives each index file that is newer
-# than the checkpoint a second name, a hard link, and restores a deleted file from it
-# (:mod:`logquarry.disk.folders`).
+# the checkpoint, and then fails to take the lock. So logquarry gives a second name (a hard link) to
+# each index file that is newer than the checkpoint. If the broker deletes the file, logquarry
+# restores it from the second name (:mod:`logquarry.disk.folders`).
 
 
 class IndexKeeper:
@@ -389,7 +389,7 @@ class IndexKeeper:
         return frozenset(one.file.path.name for one in held)
 
     def check(self) -> None:
-        """If another program has deleted index files, restore them from their second hard links."""
+        """If another program has deleted index files, restore them from their second names."""
         self._guard.check()
 
     def flush(self, least_pages: int = 0) -> None:

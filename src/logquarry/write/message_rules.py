@@ -90,9 +90,9 @@ def reject_topic(name: str, fault: str) -> NoReturn:
 # --------------------------------------------------------------------------------------------------
 # Properties. In RocketMQ, a message has its properties twice: as a string, which is usually written
 # unchanged, and as a HashMap. If the store adds a property, it builds a new string in the iteration
-# order of the map, which depends on the number of buckets. If the map is a copy of another map, it
-# has as many buckets as its entries need. If the map is parsed from a string, it starts with 16
-# buckets, and grows.
+# order of the map. This order depends on the number of buckets. If the map is a copy of another
+# map, it has as many buckets as its entries need. If the map is parsed from a string, it starts
+# with 16 buckets, and grows.
 
 # TIMER_DELAY_MS and TIMER_DELAY_SEC are not listed: the search for DELAY finds them.
 _ACTS_ON: Final = "|".join(

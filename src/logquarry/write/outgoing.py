@@ -41,8 +41,8 @@ class FrameTable:
     """Checked messages, in the form that the kernel reads.
 
     Attributes:
-        rows: one column per message. The column of an odd message, which the kernel does not
-            write, is unused.
+        rows: one column per message. The columns of odd messages are unused, because the kernel
+            does not write odd messages.
         heads, head_facts: the start of a frame for each combination of hosts and SYSFLAG, and
             numbers that describe it (:mod:`logquarry.format.put_frames`).
         keep: the objects that own the memory at the addresses in the rows.
@@ -169,7 +169,7 @@ class Columns:
         host_ids: for each message, the index of its pair in ``hosts``.
         numbers: the other fields of the frame by their names in :class:`Message`, int64. Stored
             messages also have ``queue_offset`` and ``store_timestamp``.
-        first: number of the first message in the texts of errors.
+        first: number of the first message, for the texts of errors.
     """
 
     count: int

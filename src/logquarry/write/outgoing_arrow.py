@@ -159,15 +159,16 @@ def columns_of_batch(
     stored: bool = False,
     look: bool = True,
 ) -> Columns:
-    """Return the columns of a record batch, which must have at least one row. Call this only if
-    kernels can be used.
+    """Return the columns of a record batch that has at least one row. Call this only if kernels can
+    be used.
 
     Args:
         clock: returns the time that a message without born time gets.
-        first: the number that errors give the first row.
+        first: number of the first row, for the texts of errors.
         stored: whether the messages come from a store, and the columns ``queue_offset`` and
             ``store_timestamp`` are used.
-        look: whether to mark a message as odd if one of its properties makes the store change it.
+        look: whether to mark a message as odd if one of its properties makes the store change the
+            message.
 
     Raises:
         UsageError: if a column has a wrong type.
@@ -254,8 +255,8 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
     if name in _INTEGERS:
         if name in _TIMES and pa.types.is_timestamp(kind):
             milliseconds = pa.timestamp("ms", kind.tz)
-            # An unchecked cast cuts off microseconds. Of seconds, there is nothing to cut off, and
-            # the check finds times that exceed 64 bits as milliseconds.
+            # The unchecked cast cuts off microseconds and nanoseconds. Check only times in seconds:
+            # they have nothing to cut off, but in milliseconds they can exceed 64 bits.
             is_checked = kind.unit == "s"
             return cast_column(column, name, milliseconds, safe=is_checked).cast(pa.int64())
         if not pa.types.is_integer(kind):

@@ -41,7 +41,7 @@ from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 if TYPE_CHECKING:
     import pyarrow as pa
 CHUNK_BYTES: Final = 1 << 20
-"""About this number of bytes is appended while the log's lock is held once."""
+"""While a put holds the log's lock once, it appends about this number of bytes."""
 _FEW: Final = 64
 """Up to this number of messages are encoded one by one, because for few messages, columns would
 take longer.

@@ -41,9 +41,9 @@ from logquarry.read.queue import UNIT_DTYPE, Units
 class QueuePart:
     """The entries of a run of frames for one queue, in the log's order.
 
-    ``rows`` has the index in the run of each entry's frame. ``offsets`` has the queue offset of
-    each entry; for an inner batch, of its first message. ``units`` are the entries, of
-    :data:`BATCH_DTYPE` in a batch queue.
+    ``rows`` has, for each entry, the index of its frame in the run. ``offsets`` has the queue
+    offset of each entry; for an inner batch, of its first message. ``units`` are the entries; in a
+    batch queue, they have the type :data:`BATCH_DTYPE`.
     """
 
     rows: Int64
@@ -167,8 +167,8 @@ def _add_copies(
 
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 MOST_GAP: Final = 1 << 24
-"""Maximum number of missing entries before a new entry. If more are missing, the queue offset of
-the new entry is assumed to be damaged, which can happen because no CRC covers it.
+"""Maximum number of missing entries before a new entry. If more are missing, the writer assumes
+that the queue offset of the new entry is damaged: no CRC covers it.
 """
 MOST_OFFSET: Final = 1 << 48
 """Maximum queue offset that is accepted. A queue would reach it after nine years with a million
@@ -287,9 +287,9 @@ class Mending:
     Attributes:
         resume_at: physical offset of the first message that is not in the queue.
         kept: queue offset -> old entry, for messages that are no longer in the log. If the old
-            entry is lost too, the queue gets a filler instead, which all readers skip, including
+            entry is lost too, the queue gets a filler instead. All readers skip fillers, including
             RocketMQ's.
-        moved: physical offset -> right queue offset, for messages with a harmed queue offset; -1
+        moved: physical offset -> right queue offset, for messages with a damaged queue offset; -1
             for a message that gets no entry.
         largest_gap: the maximum number of missing entries before a message. If more are missing,
             the message's queue offset is assumed to be wrong.
@@ -303,8 +303,8 @@ class Mending:
 
 
 class ConsumeQueueMender(ConsumeQueueWriter):
-    """Rebuilds the end of a queue, after the entries that are sound, from a log in which messages
-    were lost.
+    """Rebuilds the end of a queue from a log in which messages were lost. The sound entries before
+    this end stay.
     """
 
     def __init__(self, files: MappedFileQueue, name: str, mending: Mending) -> None:
@@ -360,9 +360,9 @@ def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
     after the gap. Without it, the consumer would get the frame before the gap, and might request
     the lost message forever.
 
-    The reserved field of an entry, which brokers ignore, gets the number of lost messages. If an
-    extended entry has more messages than its field can count, the frame gets several entries. The
-    last of these has the frame's own messages.
+    The reserved field of an entry gets the number of lost messages; brokers ignore this field. If
+    an extended entry has more messages than its field can count, the frame gets several entries.
+    The last of these has the frame's own messages.
     """
     starts = entries["base"].astype(np.int64)
     stops = starts + entries["count"]

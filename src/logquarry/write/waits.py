@@ -131,8 +131,8 @@ class DeadlineWatch(Service):
 # The replica wait. A put waits for the acknowledgement of one slave. As in RocketMQ, puts wait as
 # soon as a slave is connected, and the acknowledgement of a slave stays valid after the slave
 # disconnects. Unlike in RocketMQ, an acknowledgement ends only waits for bytes that the slave has
-# received since it connected. Its log may not have the bytes before these, or may have other bytes,
-# from another master, in their place.
+# received since it connected. The slave's log may lack the bytes before these. Or it may have other
+# bytes in their place, from another master.
 
 SLAVE_TIMEOUT_MS: Final = 3_000
 FALL_BEHIND_MAX: Final = 256 << 20
@@ -166,8 +166,8 @@ class ReplicaWait:
         self._fall_behind_max = fall_behind_max
         self._clock = clock
         self._change = threading.Lock()
-        # The waits are sorted by offset. Usually this is also the order of their deadlines, except
-        # if two threads append in one order and add their waits in the other.
+        # The waits are sorted by offset. Usually this is also the order of their deadlines. It is
+        # not if two threads append in one order, and add their waits in the other order.
         self._waiting: deque[Waiter] = deque()
         self._is_mixed = False
         self._has_ended = False
@@ -226,7 +226,7 @@ class ReplicaWait:
 
     # --------------------------------------------------------------------------------- for puts
     def is_available(self, offset: int) -> bool:
-        """Whether a slave is connected, and close enough to the log's end to wait for it
+        """Whether a slave is connected, and close enough to the log's end to wait for the slave
         (``isSlaveOK``).
         """
         return self.connected > 0 and offset - self.acknowledged < self._fall_behind_max
@@ -240,7 +240,7 @@ class ReplicaWait:
         return waiter
 
     def add(self, waiter: Waiter) -> None:
-        """Add a wait that ends when a slave has the log up to its offset, or at its deadline."""
+        """Add a wait. It ends at its deadline, or when a slave has the log up to its offset."""
         waiter.deadline = self._clock() + self._timeout_ms
         offset, waiting = waiter.offset, self._waiting
         with self._change:

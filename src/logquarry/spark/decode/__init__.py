@@ -42,7 +42,7 @@ class DecodeOptions:
 
     @property
     def needs_sample(self) -> bool:
-        """Whether no schema was given, so that it must be inferred from messages."""
+        """Whether the schema is missing and must be inferred from messages."""
         return self.schema is None
 
     def as_json(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def parse_decode_options(
         message: full name of the Protobuf message.
 
     Raises:
-        UsageError: if an argument is missing, has no effect, or the schema is invalid.
+        UsageError: if an argument is missing or has no effect, or if the schema is invalid.
     """
     if kind not in KINDS:
         raise UsageError(f"decode {kind!r}: takes {', '.join(KINDS)}")
@@ -90,7 +90,10 @@ def parse_decode_options(
 def decoder_for(
     options: DecodeOptions, known: pa.DataType | None, tasks: Sequence[ReadTask] = ()
 ) -> BodyDecoder | None:
-    """Make the decoder; return None if no message exists from which to infer the missing schema.
+    """Make the decoder; return None if its schema is still unknown.
+
+    For JSON bodies without a schema, the messages of `tasks` determine the schema. It stays unknown
+    if there are no messages.
 
     Args:
         known: type of the column ``value`` of the table; None if the table does not exist.
@@ -146,7 +149,7 @@ def _sample(tasks: Sequence[ReadTask]) -> Iterator[bytes]:
 
 
 def _ddl_or_file(text: str) -> bytes:
-    """Return the content of the file `text`; if there is no such file, `text` is the DDL."""
+    """Return the content of the file at the path `text`; without such a file, return `text`."""
     try:
         is_file = Path(text).is_file()
     except (OSError, ValueError):

@@ -190,7 +190,7 @@ class _Parser:
             found.append((name, self.type()))
             for word in ("not", "null"):
                 if (token := self._look()) is not None and (token[2] or "").lower() == word:
-                    # Ignore NOT NULL: a body can lack any field, whose value is then null.
+                    # Ignore NOT NULL: a body can lack any field, and the column is then null.
                     self._at = token.end()
             if not self._symbol(","):
                 if end is not None:

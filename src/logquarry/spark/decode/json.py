@@ -1,8 +1,8 @@
 """Decodes JSON bodies, with a DDL, a JSON Schema, or types inferred from a sample.
 
-A field that a body lacks is null; a field without a column is ignored. A column of type string
-accepts any value. If the value is not a string, the column gets its JSON text. From a JSON Schema,
-the decoder reads only the types, not ranges, patterns and required fields.
+If a body lacks a field, the column is null. The decoder ignores fields without a column. A column
+of type string accepts any value. If the value is not a string, the column gets its JSON text. From
+a JSON Schema, the decoder reads only the types, not ranges, patterns and required fields.
 """
 
 from __future__ import annotations
@@ -383,7 +383,7 @@ def _merged(one: pa.DataType | None, other: pa.DataType) -> pa.DataType:
 
 
 def _complete(kind: pa.DataType) -> pa.DataType:
-    """Replace the type null and empty structs, which tables do not support, by string."""
+    """Replace the type ``null``, and structs without fields, by string: tables support neither."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):

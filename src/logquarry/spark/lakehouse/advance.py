@@ -203,8 +203,8 @@ class Advance:
         """Export the next batch; return False if there was no new batch.
 
         Raises:
-            CorruptFrame: if a log is damaged, unless the options make the read skip or stop at
-                damage.
+            CorruptFrame: if a log is damaged, unless the options make the read skip damage or stop
+                at damage.
             StoreUnavailable: if another export has committed to the table since this export began.
             CommitUnknown: if it is unknown whether the commit succeeded.
         """
@@ -360,8 +360,8 @@ def _store(location: str) -> str:
 def _forward(marks: Marks, before: Marks) -> dict[str, int]:
     """For each mark, return the larger of both values.
 
-    The dead letters are committed first. After a crash between the two commits, their marks are
-    larger than the marks of the messages, and must not be set back.
+    The dead letters are committed first. After a crash between the two commits, the marks of the
+    dead letters are larger than the marks of the messages. The next export must not lower them.
     """
     return {name: max(value, before.get(name, value)) for name, value in marks.items()}
 

@@ -185,16 +185,16 @@ def export_delta(
             limit the size of a commit. Filters and columns must equal the filters and columns of
             the first export into the table.
         table_storage_options: options of `deltalake` for a URL.
-        progress: called with (bytes of log done, bytes in total), which start again for each
+        progress: called with (bytes of log done, bytes in total); both count only the current
             commit.
         on_commit: called after each step with the totals so far.
         **table_options: see :class:`TableOptions`.
 
     Raises:
-        CorruptFrame: if a log is damaged, unless the options make the export skip or stop at
+        CorruptFrame: if a log is damaged, unless the options make the export skip damage or stop at
             damage; the table stays as its last commit left it.
-        UsageError: if an option is invalid, or if it must equal the option of the table's first
-            export but differs.
+        UsageError: if an option is invalid, or if filters, columns, partitions or decoding differ
+            from the first export into the table.
         StoreNotFound: if a path is not a store.
         StoreUnavailable: if another export is running in ``dest``.
     """
@@ -328,7 +328,7 @@ def _target(
 
 
 def _check_letters_apart(table: Table, letters: Table) -> None:
-    """Raise UsageError if the tables of messages and of dead letters are one inside the other.
+    """Raise UsageError if the folder of one table is inside the folder of the other table.
 
     A cleanup of the outer table (Delta's ``vacuum``) would remove the files of the inner table.
     """
@@ -357,7 +357,7 @@ def _check_free(folder: OutputFolder, table: Table) -> None:
     for path in paths:
         name = path.rpartition("/")[2]
         is_part = name.startswith("part-") and name.endswith(".parquet")
-        # If an export into another table crashed before it created its table, allow its files.
+        # Allow the files of an export that crashed before it created another table here.
         is_part = is_part and (not below or any(is_of_run(path, run) for run in runs))
         if not (path.startswith(ours) or path == "catalog.db" or is_part):
             raise UsageError(

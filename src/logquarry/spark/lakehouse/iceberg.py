@@ -55,8 +55,8 @@ _FIRST_NUMBER: Final = 1
 _COUNTS: Final = ("total", "added", "deleted")
 _LIBRARIES: Final = ("pyiceberg", "sqlalchemy", "requests", "pydantic", "pydantic_core")
 _TIMES: Final = ("store_timestamp", "timestamp")
-"""Names of the column of the store timestamp: with logquarry's own columns, and with Kafka's
-columns.
+"""Names of the column of the store timestamp: in a table with logquarry's columns, and in a table
+with Kafka's columns.
 """
 
 
@@ -88,7 +88,7 @@ class Iceberg:
             raise missing_extra("pyiceberg") from None
         self._dest = dest
         self._folder = folder
-        # `__init__` must not call the catalog, which can be down, to find the folder of the table.
+        # The constructor does not ask the catalog for the table's folder: the catalog can be down.
         self._place = (folder or dest).location
         self._identifier = tuple(identifier.split("."))
         if len(self._identifier) < 2 or not all(self._identifier):
@@ -133,7 +133,10 @@ class Iceberg:
         return self._folder
 
     def _is_taken(self, folder: OutputFolder) -> bool:
-        """Whether the folder may belong to another table whose name has the same last part."""
+        """Return False if the folder certainly belongs to no other table.
+
+        Only another table whose name has the same last part can have this folder.
+        """
         if self._has_no_catalog():
             return False
         with self._catalog() as catalog:
@@ -246,7 +249,7 @@ class Iceberg:
             if table is None:
                 raise StoreUnavailable(f"{self.name}: the table no longer exists")
             found = _marks(table)
-            # If the commit of another program made this commit fail, the marks are unchanged and
+            # If this commit failed because another program committed, the marks are unchanged. Then
             # the next try succeeds.
             check_unmoved(self.name, _some(found, marks), before)
             self._append(table, files, {**found, **marks})
@@ -292,8 +295,8 @@ class Iceberg:
     def data_files(self) -> list[TableDataFile]:
         """List the files of the current snapshot that a compaction can merge.
 
-        The list omits files outside of the folder, files with an earlier partitioning, and files of
-        which rows were deleted.
+        The list omits files outside of the folder, files with an earlier partitioning, and files
+        with deleted rows.
         """
         with self._catalog() as catalog:
             table = self._load(catalog)
@@ -354,7 +357,7 @@ class TableDataFile(Source):
 def _tables(catalog: Catalog, below: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the identifiers of all tables of a catalog."""
     for namespace in catalog.list_namespaces(below):
-        # Asked for the namespaces inside a namespace, a catalog without nested namespaces may list
+        # Skip namespaces that are not inside `below`: a catalog without nested namespaces can list
         # the top namespaces again.
         if len(namespace) == len(below) + 1:
             yield from catalog.list_tables(namespace)
@@ -362,7 +365,10 @@ def _tables(catalog: Catalog, below: tuple[str, ...] = ()) -> Iterator[tuple[str
 
 
 def _parts(table: IcebergTable) -> Iterator[str]:
-    """Yield the name of each partition field; TRANSFORM(NAME) if no export uses the transform."""
+    """Yield the name of each partition field.
+
+    For a field whose transform an export would not choose, yield TRANSFORM(NAME).
+    """
     for field in table.spec().fields:
         usual = "day" if field.name == _DAY else "identity"
         transform = str(field.transform)
@@ -394,17 +400,17 @@ def _marks_text(snapshot: Snapshot) -> str | None:
 
 
 def _is_first(table: IcebergTable, snapshot: Snapshot) -> bool:
-    """Whether a snapshot without a parent is the first one of the table, or of a table that
-    replaced it (``CREATE OR REPLACE TABLE``).
+    """Return whether a snapshot was already created without a parent.
 
-    A missing parent alone does not show this: when pyiceberg expires a snapshot, it removes the
-    snapshot's id from the child. Java keeps the id. The sequence number 1 does not show it either:
-    version 1 of the format gives every snapshot the number 0, so after an upgrade a later snapshot
-    has the number 1.
+    This holds for the first snapshot of a table, and for the first one after the table was replaced
+    (``CREATE OR REPLACE TABLE``). Other snapshots can have lost their parent: when pyiceberg
+    expires a snapshot, it removes the snapshot's id from the child (Java keeps the id). The
+    sequence number alone does not show this. Version 1 of the format gives every snapshot the
+    number 0, so after an upgrade a later snapshot has the number 1.
     """
     if _rows_before(snapshot):
         return False
-    # A replaced table keeps the snapshots of exports, until they expire.
+    # After a replacement, the table still lists the snapshots of exports until these expire.
     return snapshot.sequence_number == _FIRST_NUMBER or any(map(_marks_text, table.snapshots()))
 
 

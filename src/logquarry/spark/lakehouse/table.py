@@ -195,10 +195,10 @@ def check_letters(
 
 
 def _is_moved(before: tuple[str, str], now: tuple[str, str]) -> bool:
-    """Whether both tables moved together.
+    """Return whether both tables moved together.
 
-    They did if their earlier names have a common prefix, and if replacing this prefix by another
-    one gives the present names.
+    The earlier names have a common prefix. The tables moved together if another prefix in its place
+    gives the present names.
     """
     start = len(commonprefix(before))  # noqa: RUF071 - "a" is a prefix of "a_dead_letters"
     ends = [name[start:] for name in before]
@@ -274,7 +274,7 @@ class Table(Protocol):
         """Folder of the table's files."""
 
     def is_called(self, name: str) -> bool:
-        """Return whether `name`, which an earlier export recorded, is the name of this table."""
+        """Return whether a name that an earlier export recorded is the name of this table."""
 
     def has_neighbours(self) -> bool:
         """Return whether another table can have files in the same destination."""
@@ -284,7 +284,7 @@ class Table(Protocol):
         """Whether the files contain the columns that partition the table."""
 
     def look(self) -> TableState | None:
-        """Return the state; None if there is no table; UsageError if no export made it."""
+        """Return the state; None if there is no table. Raise UsageError if no export made it."""
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
         """Create the table without rows; store `document` as the property PROPERTY.
@@ -293,7 +293,7 @@ class Table(Protocol):
         """
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
-        """Add files, which already have their final paths, and set marks, in one commit.
+        """Add files and set marks, in one commit. The files already have their final paths.
 
         Args:
             marks: new values.
@@ -329,9 +329,9 @@ def check_unmoved(name: str, found: Marks, before: Marks) -> None:
 
 
 def check_location(folder: OutputFolder, package: str, marks: str = "") -> None:
-    """Raise UsageError if `package`, which makes a URL of the path, would write to another folder.
+    """Raise UsageError if `package` would write to another folder, because it parses URLs.
 
-    `marks` are the characters, such as "?", at which the package ends the path.
+    `marks` are the characters, such as "?", at which the path of a URL ends.
     """
     path = folder.location
     if not folder.is_local or (unquote(path) == path and not set(marks) & set(path)):

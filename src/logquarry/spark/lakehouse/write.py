@@ -15,8 +15,9 @@ carrying out the crashed run's commit. Before it removes files, the new run ther
 commit, after which the catalog rejects the earlier commit. Several Iceberg tables can share a
 destination, so a run removes only files of earlier runs for the same table.
 
-An object store has no locks, so a new run cannot tell a crashed run from a running one and leaves
-the files there. Remove them with the table format's ``vacuum`` or ``remove_orphan_files``.
+An object store has no locks, so a new run does not know whether an earlier run has crashed or is
+still running. The new run then removes no files. Remove the files of crashed runs with the table
+format's ``vacuum`` or ``remove_orphan_files``.
 """
 
 from __future__ import annotations
@@ -210,8 +211,8 @@ def _namer(
 ) -> Callable[[tuple[Any, ...], int], tuple[str, str]]:
     """Make names of files: ``topic=orders/part-BROKER-OFFSET-RUN-ATTEMPT-NUMBER.parquet``.
 
-    Each character of a topic that a library may escape becomes ``_``. Two topics can therefore have
-    one folder; attempt and number still make each file name unique.
+    In a topic's name, ``_`` replaces each character that a library may escape. Two topics can
+    therefore share a folder; attempt and number still make each file name unique.
     """
     first = task.plan.parts[0]
     assert isinstance(first, LogSplit)
@@ -301,7 +302,7 @@ _ON_ITS_WAY: Final = "on_its_way"
 
 
 class Run:
-    """A running export, which locks its destination on a local disk.
+    """A running export. If its destination is on a local disk, the export locks the destination.
 
     `tables` begins with the table of the messages.
     """
@@ -313,7 +314,7 @@ class Run:
         self.name = ""
 
     def begin(self) -> None:
-        """Lock the destination and remove the files of crashed runs that no table owns."""
+        """Lock the destination; remove the files of crashed runs if no table owns the files."""
         self._folder.make()
         self._lock = self._folder.lock()
         try:
