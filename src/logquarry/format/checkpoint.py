@@ -9,8 +9,8 @@ from a crash.
 
 The content of ``durable`` fits into one sector, so after a power cut the file has either the old or
 the new content. If a RocketMQ broker has written to the store, the durable offset is no longer
-valid. To detect this, the file also has the checkpoint's times before and after the last write: a
-broker writes other times to the checkpoint.
+valid. To detect this, the file also has the checkpoint's times before and after logquarry's last
+write of the checkpoint: a broker writes other times to the checkpoint.
 
 The file ``durable`` also has the physical offset at which the log starts. Retention raises this
 offset before it deletes log files. So if the first existing log file begins after this offset, log
@@ -57,8 +57,8 @@ START: Final = Layout(
     "log start", Field("start", "q", "physical offset at which the log starts; -1: unknown")
 )
 START_SIZE: Final = START.size + 4
-"""Two fields after the fields of :class:`DurableMark`: the log's start, and the CRC-32 of the
-start. They are valid only if the mark is valid.
+"""Bytes of the two fields after the fields of :class:`DurableMark`: the log's start, and the CRC-32
+of the start. The fields are valid only if the mark is valid.
 """
 
 
@@ -115,7 +115,7 @@ class DurableMark(NamedTuple):
 
 
 def encode_mark(mark: DurableMark) -> bytes:
-    """Encode the content of ``.logquarry/durable``, without padding."""
+    """Encode the durable mark, the first part of the file ``.logquarry/durable``."""
     data = MARK.struct.pack(MARK_MAGIC, mark.offset, *mark.before, *mark.after)
     return data + zlib.crc32(data).to_bytes(4, "big")
 

@@ -292,8 +292,8 @@ def decode_at(
 ) -> Outcome:
     """Decode the frame or blank at a position of a log file, or report the damage there.
 
-    The function raises no error, whatever the bytes are, and reads no byte at or after ``end``. If
-    it returns a frame, :func:`encode` makes the same bytes from the frame.
+    The function raises no error for damaged bytes, and reads no byte at or after ``end``. If it
+    returns a frame, :func:`encode` makes the same bytes from the frame.
 
     Args:
         base: the physical offset of ``data[0]``.

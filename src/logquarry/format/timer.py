@@ -78,9 +78,9 @@ MAGIC_BLANK: Final = 0xCBD43194
 PRECISION_MS: Final = 1000
 """``timerPrecisionMs``."""
 ROLL_SLOTS: Final = 2 * 24 * 3600
-"""Number of slots (``timerRollWindowSlot``). If the delivery time of a message is more slots away,
-the broker returns the message to the timer queue before that time, and then places it in the wheel
-again.
+"""Number of slots (``timerRollWindowSlot``). If the delivery time of a message is this number of
+slots away or more, the broker places the message in an earlier slot of the wheel. When this slot is
+due, the broker returns the message to the timer queue, and then places it in the wheel again.
 """
 WHEEL_MS: Final = 7 * 24 * 3600 * 1000
 """Milliseconds that the wheel covers (``TIMER_WHEEL_TTL_DAY``). If a broker was down longer than
@@ -119,8 +119,8 @@ def slot_time(deliver_at: int, precision_ms: int = PRECISION_MS) -> int:
     """Return the time, in ms, at which the slot of a delivery time begins
     (``HookUtils.transformTimerMessage``).
 
-    A broker delivers the messages of a slot at the end of the slot's time, which is the delivery
-    time or up to ``timerPrecisionMs`` later.
+    A broker delivers the messages of a slot at the end of the slot's time: at the delivery time or
+    up to ``timerPrecisionMs`` later.
     """
     return (deliver_at - 1) // precision_ms * precision_ms
 

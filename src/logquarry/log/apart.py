@@ -1,6 +1,7 @@
 """Checks that a place to which a command or a job writes is outside of the stores.
 
-In a store, other files would count as files of the store, or would be reported as strange.
+Inside a store, the written files would count as files of the store, or would be reported as
+strange.
 """
 
 from __future__ import annotations

@@ -233,8 +233,8 @@ class MessageFilter:
 def names(text: str | Iterable[str] | None, what: str) -> frozenset[str] | None:
     """Parse ``a,b``, or several such texts, to a set of names.
 
-    The result is None if any name is allowed. Raises UsageError for a text without a name, because
-    an empty filter must not select everything.
+    If ``text`` is None, the result is None: every name is allowed. Raises UsageError for a text
+    without a name, because an empty filter must not select everything.
     """
     if text is None:
         return None
@@ -351,7 +351,9 @@ def message_runs(
 def record_batches(
     runs: Iterable[Run], decoding: columns.Decoding, wanted: MessageFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Decode the messages that pass a filter. A batch has at most MOST_CONTENT bytes of bodies."""
+    """Decode the messages that pass a filter. If the read decompresses bodies, MOST_CONTENT limits
+    the bytes of bodies in a batch.
+    """
 
     def decode(run: Run) -> Iterator[tuple[Rows, pa.RecordBatch]]:
         for part, bodies in columns.pieces(run.window, run.rows, decoding, MOST_CONTENT):

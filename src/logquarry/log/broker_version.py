@@ -62,7 +62,7 @@ def find_writer(filesystem: FileSystem) -> Writer:
 
 
 def harmed_offset(filesystem: FileSystem) -> int | None:
-    """Return the value at :data:`OFFSET_AT` if damage must have changed it; else None."""
+    """Return the damaged value at :data:`OFFSET_AT`; None if the value is 0 or can be right."""
     writer, offset = _find(filesystem)
     return None if not offset or _SIGN in writer.evidence else offset
 
@@ -81,8 +81,8 @@ def _find(filesystem: FileSystem) -> tuple[Writer, int]:
         sign = _SIGN if offset > 0 else f"{ROCKSDB_STORE}/"
         return Writer("5.5.0" if offset > 0 else "5.4.0", None, (sign,)), offset
     found = _by_names(filesystem, root)
-    # A broker of 5.5 would have made the folder, but a copy of its store can lack it. No CRC covers
-    # the checkpoint, so believe the offset only if a message begins there.
+    # A broker of 5.5 makes the folder ROCKSDB_STORE, but a copy of the store can lack this folder.
+    # No CRC covers the checkpoint, so believe the offset only if a message begins there.
     if found.before != "5.0.0" and offset > 0 and _has_frame(filesystem, offset):
         found = Writer("5.5.0", None, (_SIGN,))
     return found, offset

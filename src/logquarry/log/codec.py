@@ -350,7 +350,7 @@ def first_nonzero(window: Window, start: int, stop: int) -> int:
     fast = kernels()
     if fast is not None:
         return int(fast.first_nonzero(window.address, start, stop))
-    # The comparison makes a new array, which cannot change during the search, as a live log can.
+    # The comparison makes a new array. Unlike a live log, it cannot change during the search.
     found = np.flatnonzero(window.data[start:stop] != 0)
     return start + int(found[0]) if len(found) else stop
 
@@ -360,7 +360,7 @@ def last_nonzero(window: Window, start: int, stop: int) -> int:
     fast = kernels()
     if fast is not None:
         return int(fast.last_nonzero(window.address, start, stop))
-    # The comparison makes a new array, which cannot change during the search, as a live log can.
+    # The comparison makes a new array. Unlike a live log, it cannot change during the search.
     found = np.flatnonzero(window.data[start:stop] != 0)
     return start + int(found[-1]) + 1 if len(found) else start
 

@@ -1,8 +1,8 @@
 """Decodes frames to Arrow columns, with compiled kernels or with the pure-Python reference codec.
 
-No RocketMQ client writes a topic or properties that are not UTF-8. If a frame has such bytes, the
-reference codec, not a kernel, decodes the property columns of the whole batch. Invalid bytes become
-U+FFFD, as in Java.
+No RocketMQ client writes a topic or properties that are not UTF-8. If the properties of a frame are
+not UTF-8, the reference codec, not a kernel, decodes the property columns of the whole batch.
+Invalid bytes become U+FFFD, as in Java.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Itera
 def pieces(
     window: Window, rows: Rows, decoding: Decoding, most: int | None = None
 ) -> Iterator[tuple[Rows, pa.Array | None]]:
-    """Divide frames into pieces whose decompressed bodies take at most ``most`` bytes.
+    """Divide frames into pieces whose decompressed bodies take at most ``most`` bytes; for
+    exceptions, see :func:`contents`.
 
     Yields rows and the column ``body``. If the read does not decompress bodies, the function yields
     one piece without this column.
@@ -254,8 +255,8 @@ def suspect_rows(window: Window, rows: Rows) -> list[int]:
     """Return the numbers of frames whose topic or properties have NUL bytes or are not UTF-8.
 
     The frame's CRC covers only the body. So if a crash has torn the page with the topic or the
-    properties, only this check finds it. A frame whose property CRC is right is not returned, even
-    if its text has such bytes.
+    properties, only this check finds the damage. A frame whose property CRC is right is not
+    returned, even if its text has such bytes.
     """
     fast = codec.kernels()
     if fast is not None:
@@ -304,7 +305,7 @@ def _stated_crcs(data: Bytes, starts: Int64, sizes: Int64) -> Int64:
 
 
 def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
-    """Return the numbers of frames with a wrong property CRC, which covers topic and properties."""
+    """Return the numbers of frames with a wrong property CRC."""
     if window.has_heads:
         # DLedger writes PHYSICALOFFSET into a frame after the CRC was computed, so the CRC is wrong
         # even in sound frames.

@@ -107,7 +107,7 @@ class KernelColumns:
 
     @property
     def has_bad_utf8(self) -> bool:
-        """Whether the topic or the properties of a frame are not UTF-8."""
+        """Whether the properties of a frame are not UTF-8."""
         return bool(self.k.bad_utf8(self.address, self.rows, self.count))
 
     def arrays(self, names: Sequence[str]) -> dict[str, pa.Array]:

@@ -32,8 +32,8 @@ from logquarry.stored_message import JSON_NAMES
 REDACTIONS: Final = ("body", "properties", "hosts")
 
 _REDACTED: Final = {
-    # Also hide a value from which a reader could find the hidden value by trying all likely values:
-    # the CRC of a body that is only a telephone number, or the hash of a tag.
+    # Also hide the CRC of a body and the hash of a tag. A reader could try all likely values, and
+    # compare their CRC or hash. For example, a body may be only a telephone number.
     "body": frozenset({"body", "body_crc"}),
     "properties": frozenset(
         {"properties", "properties_string", "tags", "keys", "uniq_key", "tags_code"}

@@ -143,8 +143,8 @@ class FileSystem(ABC):
     def open(self, path: str) -> FileView:
         """Open a file below the root.
 
-        Raises FileNotFoundError if the path does not exist, or is no file but, for example, a
-        folder or a pipe. Raises StoreNotFound if the file cannot be read.
+        Raises FileNotFoundError if the path does not exist or is not a file (for example, a folder
+        or a pipe). Raises StoreNotFound if the file cannot be read.
         """
 
     @abstractmethod
@@ -160,7 +160,7 @@ class FileSystem(ABC):
         return ()
 
     def why_no_file(self, path: str) -> str | None:
-        """Describe a pipe, a broken link or the like; None for a file, a folder or no entry."""
+        """Describe a path that is a pipe, a broken link or the like; None for any other path."""
         return None
 
     def real_path(self, path: str) -> str:

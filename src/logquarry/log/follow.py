@@ -174,7 +174,7 @@ class Followed:
 
 
 class Follower:
-    """Reads and decodes the frames of a log, run by run. One thread may use a follower at a time.
+    """Reads and decodes the frames of a log, run by run. Only one thread may use it at a time.
 
     With ``as_java``, a follower stops with the code ASK_JAVA before a frame that RocketMQ 4.9.3 may
     reject. This is a frame of 5.x, or a frame of the schedule topic whose DELAY is not one to nine
@@ -228,7 +228,7 @@ class Follower:
         return self._by_kernel(window, stop)
 
     def _sound_to_java(self, window: Window, count: int) -> int:
-        """Return how many frames at the start of the run RocketMQ 4.9.3 certainly accepts."""
+        """Count the frames at the start of the run that RocketMQ 4.9.3 certainly accepts."""
         if not self._as_java:
             return count
         for number, position in enumerate(self._rows[:count, r.POSITION].tolist()):
@@ -305,10 +305,10 @@ def _other_keys(window: Window, rows: Rows, keys: IndexKeys) -> tuple[Int64, Int
 
 
 def follow_run(follower: Follower, run: Run) -> Iterator[tuple[Window, Followed]]:
-    """Decode the frames of a walk's run for the dispatcher. The arrays of a part are valid until
-    the next part is made.
+    """Decode the frames of a walk's run for the dispatcher, part by part.
 
-    Raises CorruptFrame if a frame was lost after the walk.
+    Yields the window and the decoded frames of each part. The arrays of a part are valid until the
+    next part is made. Raises CorruptFrame if a frame was lost after the walk.
     """
     at, stop = int(run.rows[0, 0]), int(run.rows[0, 0]) + run.end - run.start
     while at < stop:

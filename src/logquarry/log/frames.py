@@ -49,8 +49,8 @@ G = TypeVar("G", bound=Guess)
 def guided(
     reader: LogReader, guesses: Iterable[G], accept: Callable[[G], bool] = lambda _: True
 ) -> Iterator[Event | G]:
-    """Walk the whole log in order. Yield a guess in place of its frames if the walk reaches its
-    start.
+    """Walk the whole log in order. If the walk reaches the start of a guess, yield the guess in
+    place of its frames.
 
     ``guesses`` must be in the order of the log. If ``accept`` returns False for a guess, the walk
     reads the frames itself. No writer may have the store open.
@@ -76,8 +76,9 @@ def guided(
 
 
 def _may_guess_behind(reader: LogReader, event: Event) -> bool:
-    """Whether a guess may replace the walk after this event: a new walk from the event's end would
-    report the same events as the current walk.
+    """Whether a new walk from the event's end would report the same events as the current walk.
+
+    A guess can replace the walk after this event only in this case.
     """
     if isinstance(event, DamagedSpan):
         return reader.forgets_damage and not event.is_tail

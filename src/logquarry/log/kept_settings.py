@@ -131,7 +131,7 @@ def require_durable(filesystem: FileSystem) -> Durable | None:
 
 @lru_cache(maxsize=256)
 def _warn(text: str) -> None:
-    """Log a warning. The cache makes sure that a reader that follows a store logs it only once."""
+    """Log a warning. If a reader follows a store, the cache prevents repeated warnings."""
     logger.warning(text)
 
 

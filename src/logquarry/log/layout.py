@@ -198,8 +198,8 @@ class StoreLayout:
         """The files of the commit log.
 
         Raises UnsupportedStore if the log is at an unsupported place, and MisnamedFile if a name is
-        wrong. Checks only the names of the first file, of the last file and of files before or
-        after a gap.
+        wrong. Checks only the first and the last file, files before or after a gap, and files whose
+        names are not offsets.
         """
         files, folders = self.list_commit_log(), self.log_folders
         self._require_log_here()
@@ -240,7 +240,7 @@ class StoreLayout:
     def missing_log(self) -> LogPlace | None:
         """Evidence that an empty log once had messages; None if there is no evidence."""
         found = find_missing_log(self.filesystem, self._names, self.config)
-        # List again, because a writer may have created its first file after the log was listed.
+        # List again, because a writer may have created the log's first file since the listing.
         has_bytes = found is not None and any(file.size for file in self.list_commit_log())
         return None if has_bytes else found
 
@@ -274,8 +274,8 @@ class StoreLayout:
         return files if lost is None else (lost.as_file(self.log_folders.paths[0]), *files)
 
     def present_start(self) -> int:
-        """Return the start of the log now, after any deletions by retention since the log was
-        listed.
+        """Return the log's current start. Since the log was listed, retention may have deleted
+        files.
 
         Retention deletes a log file before the queue files of its messages. So queue files that
         were listed before this call have entries for all messages from the returned offset on.
@@ -462,7 +462,7 @@ class StoreLayout:
     def is_sure_of(self, bound: int | None) -> bool:
         """Whether a broken frame before ``bound`` is certainly damage, and cannot be the log's end.
 
-        After a clean shutdown, RocketMQ's last recovery may have ended the log at this frame.
+        If not, RocketMQ's last recovery may have ended the log there, after a clean shutdown.
         """
         if bound is None:
             return False
@@ -474,7 +474,7 @@ class StoreLayout:
     def cut_end(self) -> int | None:
         """The log's end that the last recovery recorded; None after the next write to the store.
 
-        A recovery by RocketMQ's rules leaves the bytes and queue entries after this end.
+        A recovery by RocketMQ's rules does not delete the bytes and queue entries after this end.
         """
         cut = self._noted_end
         return None if cut is None or self.has_abort else cut

@@ -172,8 +172,8 @@ def not_a_store(location: str, message: str) -> StoreNotFound:
 
 
 def near_store(location: str) -> str | None:
-    """Find a store that a wrong local path may mean: a parent folder of the path, a store in the
-    folder, or, if the path contains ``~``, a store below the user's home folder.
+    """Find a store that a wrong local path may mean: a parent folder of the path, or a store in the
+    folder at the path. If the path contains ``~``, a store below the user's home folder.
     """
     if "://" in location:
         return None
@@ -253,15 +253,15 @@ def _without_links(paths: Iterable[str]) -> tuple[str, ...]:
     """If several paths lead to the same folder, keep one of them, and leave out symbolic links.
 
     Without this, each message of the store would be read twice. If all paths to a folder are links,
-    one with the folder's name stays, else the first.
+    the function keeps a link that has the folder's name. If there is none, it keeps the first link.
     """
     given = tuple(paths)
     kept: dict[str, tuple[int, str]] = {}
     for path in given:
         place = path if "://" in path else os.path.realpath(path).replace(os.sep, "/")
         # Compare each path with its real path, name by name from the end. A path without links has
-        # the most equal names. Its first names can still differ, because the folder above all
-        # stores may be a link too.
+        # the most equal names. The first names of the two paths can still differ, because the
+        # folder above all stores may be a link too.
         ends = zip(reversed(path.split("/")), reversed(place.split("/")), strict=False)
         same = sum(1 for _ in takewhile(lambda names: names[0] == names[1], ends))
         if same > kept.get(place, (-1, ""))[0]:
@@ -274,11 +274,12 @@ def stores_by_name(
     locations: Iterable[str | os.PathLike[str]],
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
-    """Resolve paths, URLs and globs to stores. Return name -> location; names are stable.
+    """Resolve paths, URLs and globs to stores. Return name -> location.
 
     If a glob matches a store, the store's name consists of the folder names that the parts with
-    wildcards match: ``b1`` for ``/data/*/store``, ``r1/b1`` for ``/r*/b*/store``. Raises UsageError
-    if two stores get the same name.
+    wildcards match: ``b1`` for ``/data/*/store``, ``r1/b1`` for ``/r*/b*/store``. So the name stays
+    the same if the glob matches more stores later. Raises UsageError if two stores get the same
+    name.
     """
     stated: dict[str, None] = {}
     globbed: dict[str, str] = {}

@@ -42,8 +42,10 @@ RENAMING: Final = ".renaming"
 name.
 """
 _LEAST_FRAMES: Final = 2
-"""If a file's name fits the other names, at least this number of frames must contradict it. One
-frame is enough if a queue has the frame's physical offset.
+"""If a file's name fits the names of the other files, the name counts as wrong only if at least
+this number of frames contradict it. One frame is enough if a queue has the frame's physical offset.
+Likewise, the queues contradict a file only if at least this number of entries differ from its
+frames.
 """
 _CHUNK: Final = 1 << 20
 MOST_GAP: Final = 1 << 12
@@ -311,9 +313,9 @@ class _Identification:
         self._place_strays(strays)
 
     def _place_strays(self, strays: dict[int, _Item]) -> None:
-        # Add files to the log whose names are not offsets, but whose frames show one. A file before
-        # the log's start is added only if it ends where the log starts, because it is otherwise
-        # probably a copy of an expired file.
+        # Add files to the log if their names are not offsets, but their frames show one. A file
+        # before the log's start is added only if it ends where the log starts, because it is
+        # otherwise probably a copy of an expired file.
         bases = [*self._right, *self._placed]
         start = min(bases, default=None)
         last = max(bases, default=None)
@@ -381,8 +383,10 @@ class _Identification:
 
     # --------------------------------------------------------------------------------- evidence
     def _agrees_with_queues(self, item: _Item) -> bool | None:
-        """Whether the queues have the same physical offset as the frames for one message; None if
-        unknown.
+        """True if a queue has the physical offset of one of the file's frames.
+
+        False if the queues have other offsets for all frames that were compared, and these are at
+        least _LEAST_FRAMES frames. Otherwise None.
         """
         others = 0
         for one in item.frames:

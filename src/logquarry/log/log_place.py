@@ -105,7 +105,7 @@ def setting(config: StoreConfig, name: str) -> str:
 
 
 def configured_folders(config: StoreConfig) -> list[str]:
-    """Return the paths that the configuration gives to folders of the log."""
+    """Return the configured paths of the log's folders."""
     return [path for name in (*_STATED, _DLEDGER_PATH) for path in _paths(config, name)]
 
 
@@ -142,7 +142,7 @@ def find_log_folders(
     config: StoreConfig,
     durable_end: Callable[[], int | None] = lambda: None,
 ) -> LogFolders:
-    """Find the folders of the log. Reads only folder names.
+    """Find the folders of the log. Reads file names, file sizes and the durable offset, no frames.
 
     - A DLedger log is accepted if the store has only one DLedger log, and ``commitlog/`` has no
       files.
@@ -211,7 +211,7 @@ def _missing(feature: str, evidence: tuple[str, ...], reason: str) -> LogFolders
 
 
 def _twice(filesystem: FileSystem, folders: Sequence[str]) -> LogFolders | None:
-    """Return an error if two folders have files of the same name."""
+    """If two folders have files of the same name, return a result that reports them; else None."""
     seen: dict[int, str] = {}
     for folder in folders:
         for base in _offset_names(filesystem, folder):
@@ -252,8 +252,8 @@ def _stated_folders(
     *,
     may_be_empty: bool = False,
 ) -> tuple[list[str | None], frozenset[str]]:
-    """Return the configured folders (None for a folder without log files), and which are
-    read-only.
+    """Return the configured folders (None for a folder without log files), and the set of those
+    that are read-only.
     """
     found = {
         name: [
@@ -307,8 +307,8 @@ def _other_parts(
 def find_missing_log(
     filesystem: FileSystem, names: Iterable[Entry], config: StoreConfig
 ) -> LogPlace | None:
-    """Find evidence that a store without log files has its log in another folder; None if it is
-    new.
+    """Find evidence that a store without log files has its log in another folder; None if the store
+    is new.
 
     A store is new if no queue has an entry and the checkpoint has no store time. Without a
     checkpoint, the index must be empty too.
@@ -338,7 +338,10 @@ def _offset_names(filesystem: FileSystem, folder: str) -> list[int]:
 
 
 def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None:
-    """Return the path of a queue file or index file that points to a message in the log."""
+    """Return a file as evidence that the log had messages: a queue file, or the checkpoint.
+
+    Without a checkpoint, also an index file. None if there is no evidence.
+    """
     for root in (name for name in (CONSUME_QUEUE, BATCH_QUEUE) if name in folders):
         for topic in filesystem.list(root):
             for queue in filesystem.list(f"{root}/{topic.name}") if topic.is_dir else ():

@@ -180,8 +180,8 @@ class LogBytes:
 
     def data_end(self, start: int, stop: int | None = None) -> int:
         """Return the physical offset after the last byte that is not 0. The search covers the bytes
-        from ``start`` to ``stop`` (None: the log's last file); the result is ``start`` if all are
-        0.
+        from ``start`` to ``stop`` (None: the end of the log's last file). The result is ``start``
+        if all these bytes are 0.
         """
         last = start
         for file in self._files.files:
@@ -280,8 +280,10 @@ class LogBytes:
         return window, code
 
     def find(self, start: int, limit: int) -> int | None:
-        """Return the start of the first sound frame, or of a file that begins with a blank, in a
-        range.
+        """Search a range for a sound frame, or a file that begins with a blank. Return the physical
+        offset of the first one; None if there is none.
+
+        The log's first file does not count if it begins with a blank.
         """
         for index, file in enumerate(self._files.files):
             if file.base + self._files.file_size <= start or self.size(file) == 0:

@@ -48,8 +48,8 @@ FILL: Final = b"\xff"
 BLOCK: Final = 4096
 """Bytes of a block. A block with an unreadable byte counts as unreadable."""
 CHUNK: Final = 128 << 10
-"""Number of bytes that are probed together, because the system reads as many bytes ahead at a page
-fault.
+"""Number of bytes that are probed together. At a page fault, the system reads the same number of
+bytes ahead.
 """
 _STEP: Final = 8 << 20
 """Maximum bytes of one system call that probes several chunks. A longer call would hold the lock of
@@ -75,8 +75,8 @@ class Unreadable(NamedTuple):
 
 
 def first_unreadable(ranges: Sequence[Unreadable], start: int, length: int) -> Unreadable | None:
-    """Return the first of some sorted ranges that overlaps ``length`` bytes from ``start``; None if
-    no range overlaps them.
+    """Return the first of the sorted ``ranges`` that overlaps the ``length`` bytes from ``start``
+    on; None if no range overlaps these bytes.
     """
     if not ranges:
         return None
@@ -287,7 +287,8 @@ class ReadableMap:
     def window(self, start: int, length: int) -> memoryview:
         """Return at least ``length`` bytes from a position, or all bytes up to the map's end.
 
-        The window is a copy if some of these bytes are unreadable; else a part of the map.
+        The window is a copy if this object has a ``descriptor``, or if one of its chunks has
+        unreadable bytes. Otherwise it is a part of the map.
         """
         stop = min(self._size, start + length)
         if start >= stop:

@@ -176,8 +176,8 @@ def read_config(filesystem: FileSystem, file: str) -> bytes:
     """Read a document of ``config/``, from RocksDB if the broker keeps this document there.
 
     ``file`` is the name of the JSON file. If RocksDB has the document, a JSON file is ignored,
-    because it is older or an export. Raises FileNotFoundError if the document is neither in RocksDB
-    nor in a file, and the errors of :class:`RocksDb`.
+    because the JSON file is older or an export. Raises FileNotFoundError if the document is neither
+    in RocksDB nor in a file, and the errors of :class:`RocksDb`.
     """
     folder = place_of(filesystem, file)
     if folder is None:

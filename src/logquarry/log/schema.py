@@ -58,8 +58,8 @@ EXACT_PROPERTIES: Final = Column(
     "the property string, if the properties in their order do not reproduce it",
     optional=True,
 )
-"""A column that only exports read: the property string of a message, if the column ``properties``
-does not determine it; else null.
+"""Only exports read this column. It contains the property string of a message if the column
+``properties`` does not determine this string; else null.
 """
 
 

@@ -78,9 +78,9 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
         end = reader.chain_end(known)
         most = known + layout.config.max_message_size
         if end == known and reader.data_end(known, most) > known:
-            # If a queue entry is wrong, the bound may lie inside a frame. Look for data only within
-            # the length of the longest frame, because the search reads these bytes, over the
-            # network for a remote store.
+            # If a queue entry is wrong, the bound may lie inside a frame. Search for data only
+            # within the length of the longest frame, because the search reads every byte. For a
+            # remote store, it reads them over the network.
             known = _frame_end(reader, known)
             end = reader.chain_end(known)
         return LogExtent(files.start, end, bound, known if end > known else None)
@@ -113,7 +113,7 @@ def frame_start(layout: StoreLayout, offset: int) -> int:
     Return ``offset`` itself if a frame starts there, or if the bytes there are damage. Then a walk
     from the returned offset on reports this damage.
     """
-    # Without the CRC, the walk also knows the frames with damaged bodies.
+    # A walk that does not check CRCs also finds the frames with damaged bodies.
     reader = LogReader(layout, check_crc=False)
     file = reader.files.at(offset)
     if file is None or offset == file.base or reader.find(offset, offset + 1) == offset:

@@ -134,12 +134,12 @@ class FileSequence:
     has_heads: bool = False
 
     def index_of(self, offset: int) -> int | None:
-        """Return the index of the file whose range contains ``offset``; None without a file."""
+        """Return the index of the file whose range contains ``offset``; None if there is none."""
         index = bisect_right(self.files, offset, key=attrgetter("base")) - 1
         return index if index >= 0 and offset < self.files[index].base + self.file_size else None
 
     def at(self, offset: int) -> StoreFile | None:
-        """Return the file whose range contains ``offset``, None if no range contains it."""
+        """Return the file whose range contains ``offset``; None if there is none."""
         index = self.index_of(offset)
         return None if index is None else self.files[index]
 

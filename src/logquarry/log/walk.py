@@ -59,8 +59,8 @@ class Run:
         rows: one row per frame (:mod:`logquarry.format.arrays`).
         view: the view of the mapped file, whose pages can be lost; None if the window is a copy.
         base: physical offset of the file's first byte.
-        on_lost: called for each frame that became unreadable after the walk had checked it, with a
-            span of damage. It returns whether the read continues without the frame.
+        on_lost: called with a span of damage for each frame that became unreadable after the walk
+            had checked it. It returns whether the read continues without the frame.
     """
 
     window: codec.Window
@@ -143,7 +143,7 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class ExpiredSpan(Span):
-    """A part of the log that a live broker deleted during the read, which is no damage."""
+    """A part of the log that a live broker deleted during the read. This is no damage."""
 
 
 Event = Run | BlankSpan | DamagedSpan | ExpiredSpan | LogEnd

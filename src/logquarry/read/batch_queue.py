@@ -107,8 +107,8 @@ class Spans:
         return cls(entries, starts, stops)
 
     def units(self, first: int, last: int) -> Iterator[tuple[int, Units]]:
-        """Yield arrays with one unit per queue offset, each with its first queue offset. After a
-        gap between queue offsets, a new array begins.
+        """Yield arrays with one unit per queue offset, and the first queue offset of each array. A
+        new array begins after a gap between queue offsets, or if an array becomes too long.
         """
         for offset, part, counts in self._parts(first, last):
             units = np.empty(len(part), UNIT_DTYPE)
@@ -124,7 +124,7 @@ class Spans:
 
     def _parts(self, first: int, last: int) -> Iterator[tuple[int, BatchEntries, Int64]]:
         """Yield groups of entries: the first queue offset, the entries, and the number of messages
-        in each.
+        in each entry.
         """
         starts, stops = self.starts[first:last], self.stops[first:last]
         filled = np.cumsum(stops - starts) // _MOST_UNITS
@@ -191,7 +191,7 @@ class BatchQueue(FileQueue):
         return QueueEntry(int(last["physical_offset"]), int(last["size"]), int(last["tags_code"]))
 
     def segments(self) -> Iterator[QueueSegment]:
-        """Yield a segment for each file: the range of the file's queue offsets."""
+        """Yield the range of queue offsets of each file that has queue offsets."""
         for index in range(len(self.files)):
             spans = self._of_file(index)
             if len(spans.starts):

@@ -83,10 +83,12 @@ class CommitLog:
     def max_offset(self) -> int:
         """Physical offset after the last message, or after the blank that follows the last message.
 
-        The search starts at the durable offset. If there is none, it starts at the message of the
-        queue entry with the highest physical offset, or, if that message is missing, at the last
-        file with a frame. The search does not find damage before its start. If no queue has an
-        entry, the search reads the whole log.
+        The search starts at the durable offset. If there is none, it starts at the last message
+        that a queue entry points to. If the log does not have this message, the start depends on
+        the last shutdown. After a clean shutdown, the search starts at the last file with a frame.
+        After a crash (there is an ``abort`` file), it starts at the last message of another queue.
+        If there is no such message, or if no queue has an entry, it reads the whole log. The search
+        does not find damage before its start.
         """
         if self._end is None:
             self._end = self._find_end()
@@ -137,7 +139,8 @@ class CommitLog:
 
     def window_at(self, offset: int, size: int) -> tuple[int, int, memoryview]:
         """Return the start, the end and the bytes of a view that contains ``offset``. After
-        ``offset``, the view may have fewer than ``size`` bytes.
+        ``offset``, the view may have fewer than ``size`` bytes. It is empty if no file has the
+        offset.
         """
         hot = self._hot
         is_hot = hot[0] <= offset and offset + size <= hot[1]

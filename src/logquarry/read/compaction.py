@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 def compacted_topics(layout: StoreLayout) -> frozenset[str]:
-    """Return the topics that have files in ``compaction/`` and still have the cleanup policy
-    COMPACTION.
+    """Return the topics with a folder in ``compaction/compactionCq/``. Topics that now have another
+    cleanup policy than COMPACTION are omitted.
     """
     if COMPACTED_QUEUE.partition("/")[0] not in layout.folders:
         return frozenset()

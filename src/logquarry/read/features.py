@@ -1,9 +1,9 @@
 """Detects the features of a store (RocketMQ 5: batch queues, RocksDB, timers) and its version.
 
 :mod:`.fence` uses the features to decide which calls a store allows. Detection reads names of
-files, ``config/topics.json``, the checkpoint, up to 64 frames, the last 256 entries of index files,
-and the frames of these entries. To find out whether timer messages are pending, it reads the used
-pages of the file ``timerwheel``.
+files, ``config/topics.json``, the checkpoint and up to 64 frames. It also reads the last entries of
+index files (256 of the newest file, 32 of an older file), and the frames of these entries. To find
+out whether timer messages are pending, it reads the used pages of the file ``timerwheel``.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def find_features(layout: StoreLayout, *, index: bool = True) -> StoreFeatures:
 def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool]:
     """Return the kind of queues of each topic, and whether the store has queues in RocksDB.
 
-    Reads only names and ``config/topics.json``. The function does not find topics that are only in
-    RocksDB.
+    Reads only names and the attributes of topics (from ``config/topics.json`` or RocksDB). If the
+    queues of a topic are only in RocksDB, the function finds the topic only by its attributes.
     """
     finder = _Finder(layout)
     kinds = finder.queue_kinds()

@@ -246,8 +246,8 @@ class GetMessageStatus(Enum):
     """The offset is the queue's end: there is no new message."""
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
     NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
-    """Never returned. RocketMQ creates an unknown queue in memory, so its status is
-    NO_MESSAGE_IN_QUEUE.
+    """Never returned. RocketMQ creates an unknown queue in memory, so a get from this queue has the
+    status NO_MESSAGE_IN_QUEUE.
     """
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
@@ -313,9 +313,10 @@ def get_message(
 ) -> GetResult:
     """Get up to ``max_count`` messages (at least one) from a queue offset on.
 
-    A message passes if the hash of its tag (tags code) equals that of a wanted tag, as RocketMQ's
-    store checks, and its tag is a wanted tag, as RocketMQ's consumers check. The get skips messages
-    in ``known_damage``, the physical offsets that a recovery has noted as damaged.
+    With ``tags``, the get checks each message twice. As in RocketMQ's store, the hash of its tag
+    (the tags code) must equal the hash of a wanted tag. As in RocketMQ's consumers, its tag must be
+    a wanted tag. The get skips messages in ``known_damage``, the physical offsets that a recovery
+    has noted as damaged.
 
     Raises:
         CorruptFrame: if the first message has damage that is not in ``known_damage``. If a later
@@ -464,7 +465,7 @@ def memory_start(log: CommitLog, limits: TransferLimits) -> int:
     """Return the physical offset from which on messages count as in memory
     (``checkInDiskByCommitOffset``).
     """
-    # If the whole log is in memory, do not find its end, which takes long.
+    # If the whole log is in memory, do not search for the log's end, because the search takes long.
     if log.files.end - log.min_offset <= limits.memory_bytes:
         return java.LONG_MIN
     return log.max_offset - limits.memory_bytes

@@ -113,8 +113,10 @@ def has_index_tags(layout: StoreLayout, files: OpenFiles) -> bool:
 
 
 def find_tag_entries(layout: StoreLayout, files: OpenFiles) -> TagEntries | None:
-    """Check whether the newest messages in the index have entries for their tags. Return None if
-    none of these messages has a tag.
+    """Check whether the newest messages in the index have entries for their tags.
+
+    The function reads the last entries of one index file after the other, newest file first, until
+    it finds a message with a tag. Return None if it finds none.
     """
     log = CommitLog(layout, files=files)
     most = _MOST_ENTRIES

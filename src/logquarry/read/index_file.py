@@ -46,10 +46,11 @@ _SLOT_DTYPE: Final = np.dtype(">i4")
 def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
     """Find the shape (slots, entries) of an index file from its contents; None if unknown.
 
-    The file's size alone does not determine the shape. Two facts do: the last nonzero byte belongs
-    to the last entry, whose number is in the header, and each entry must be in the chain of its
-    slot, which the number of slots determines. The shape of a file without entries cannot be
-    determined.
+    If the file has the size of RocketMQ's default shape, this shape is assumed. Any other size
+    alone does not determine the shape. Two more facts do: the last nonzero byte belongs to the last
+    entry, and each entry must be in the chain of its slot. The header has the number of the last
+    entry, and the number of slots determines the slot of an entry. The shape of a file without
+    entries cannot be determined.
     """
     if view.size == index.DEFAULT_SHAPE.file_size:
         return index.DEFAULT_SHAPE
@@ -57,8 +58,8 @@ def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
     if header.entry_count <= 1 or room < SLOT.size + ENTRY.size or view.size > _LARGEST_SEARCHED:
         return None
     data = view.window(0, view.size)
-    # With a wrong number of slots, almost no entry is valid. So a number with which most are valid
-    # is right, even if the file is damaged.
+    # With a wrong number of slots, almost no entry is valid. So if most entries are valid with a
+    # number of slots, this number is right, even if the file is damaged.
     enough: int | None = None
     for slots in _guesses(data, header):
         share = _share_that_fits(data, header, slots)
@@ -326,9 +327,9 @@ def _hashes(topic: str, key: str) -> tuple[int, int]:
 LARGEST_MESSAGE: Final = 64 << 20
 _ENTRIES_AT_ONCE: Final = 1 << 20
 _LEAST_APART: Final = 2
-"""If the last message in the index is one file or more after the log's last file, at least this
-number of messages in the index must be after the log's last file. Otherwise the index is ignored,
-because a single such entry may be damaged.
+"""If the last message in the index is one file or more after the log's last file, other messages in
+the index must be after this file too: at least this number in total. Otherwise the index is
+ignored, because a single such entry may be damaged.
 """
 
 

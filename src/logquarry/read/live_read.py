@@ -128,8 +128,8 @@ class LiveQueue(LiveBounds, _LiveFiles):
         # True if RocketMQ 5 wrote the store. In such a store, a queue whose messages have all
         # expired has its max offset as min offset; in another store, the min offset is then 0.
         self._is_5 = is_5
-        # The cached min offset, after the two numbers for which it was computed: the start of the
-        # queue's first file, and the start of the log.
+        # A pair: the two numbers for which the min offset was computed (the start of the queue's
+        # first file, and the start of the log), and the min offset.
         self._min: tuple[tuple[int, int], int] | None = None
         self._low = None, None, 0
 

@@ -248,8 +248,9 @@ class LogFrontier:
     no message of the log. So the end is:
 
     - with a durable offset: that offset;
-    - if a process has the store open, or may have it open: the end of the last whole frame;
-    - if the store was not shut down cleanly and no process has it open: the end of the last frame;
+    - if a process has the store open, or may have it open: the end of the unbroken chain of frames;
+    - if the store was not shut down cleanly and no process has it open: the end of the last sound
+      frame;
     - if the store was shut down cleanly: the end of the chain of frames that starts after the last
       message that a queue entry points to.
 

@@ -86,8 +86,8 @@ class _Counted:
     Attributes:
         files: counts by file number.
         until: the queue offset up to which entries were counted.
-        last: the entry directly before ``until``, by which a recreated topic is recognized; None if
-            there is none.
+        last: the entry directly before ``until``; None if there is none. If the queue has another
+            entry there later, the topic was recreated.
     """
 
     __slots__ = ("files", "last", "until")
@@ -371,7 +371,7 @@ def named_copies(
 
 def _only_carries(message: StoredMessage) -> bool:
     """Whether a message's properties for multi-dispatch are only a copy of another message's
-    properties, and mean no further queues.
+    properties, so that they do not add the message to further queues.
 
     RocketMQ 5 dispatches no message of a system topic to further queues. But a retried or delayed
     message, which is in a system topic, has the properties of the original message

@@ -154,9 +154,9 @@ class Queue(ABC):
     ) -> int:
         """Return the queue offset of a message stored at or near ``timestamp``; 0 if none is found.
 
-        If no message has exactly this time, the search compares the messages before and after it in
-        the file, and chooses the nearer one. If both are equally near, it chooses the earlier one
-        (``getOffsetInQueueByTime``).
+        If no message has exactly this time, the search compares the messages of a file directly
+        before and after this time, and chooses the nearer one. If both are equally near, it chooses
+        the earlier one (``getOffsetInQueueByTime``).
 
         QUIRK: Java chooses the file by its modification time, which is wrong for copied files. This
         method uses the store time of the file's last message.
@@ -389,7 +389,7 @@ class ConsumeQueue(FileQueue):
 
         QUIRK: ``correctMinOffset`` reads only the first file. If all messages of its entries have
         expired, the min offset is 0, although later files may have entries. If the messages of the
-        last file have expired too, the min offset of a RocketMQ 5 store is the max offset.
+        last file have expired too, the min offset in a RocketMQ 5 store is the max offset.
         """
         if self._min_offset is None:
             self._min_offset = self._find_min()
@@ -469,7 +469,7 @@ class ConsumeQueue(FileQueue):
         return at if cut is None else self._kept_prefix(index, at, cut)
 
     def _kept_prefix(self, index: int, written: int, cut: int) -> int:
-        """Return the number of entries up to the last one that points before ``cut``, else 0."""
+        """Count the entries up to the last one that points before ``cut``; 0 if none does."""
         stop = written
         while stop:
             start = max(0, stop - _LARGEST_CHUNK)

@@ -139,8 +139,8 @@ class QueueDb:
     def queues(
         self, tails: Mapping[QueueKey, LogQueue], log_min_offset: int
     ) -> dict[QueueKey, Queue]:
-        """Return all queues. ``tails`` are queues made from the log after the dispatched end, with
-        which the queues in RocksDB continue.
+        """Return all queues. ``tails`` are queues made from the log after the dispatched end. A
+        queue in RocksDB continues with its tail.
         """
         found: dict[QueueKey, Queue] = dict(tails)
         for key in self.bounds:

@@ -138,7 +138,8 @@ def plan_read(
     if skip_damage and bound is not None:
         end = sound_bound(layout, bound)
         if end is not None and end < bound:
-            # The reader of the first byte after the log's end reports the damage that begins there.
+            # Include the first byte after the log's end, because the part with this byte reports
+            # the damage that begins there.
             extent = LogExtent(extent.start, end + 1, bound)
     start, stop = time_range(layout, selection.wanted, extent)
     wished = selection.start_offset

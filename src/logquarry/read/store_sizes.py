@@ -363,8 +363,8 @@ def _find_multi_dispatch(
     names = list(layout.queue_names)
     if len(names) > _MOST_QUEUES or any(topic.startswith(LMQ_PREFIX) for topic, _ in names):
         topics = layout.read_topics()
-        # Read queues of topics that are not in topics.json first, because multi-dispatch usually
-        # fills such queues, and the number of reads is limited.
+        # Read LMQ queues first, then queues of topics that are not in topics.json, because
+        # multi-dispatch usually fills such queues, and the number of reads is limited.
         names.sort(key=lambda key: (not key[0].startswith(LMQ_PREFIX), key[0] in topics))
     known = {queue.key: last for queue, last in lasts.items() if isinstance(queue, ConsumeQueue)}
     is_on = False

@@ -245,7 +245,7 @@ def find_timers(
 
     ``queue`` is queue 0 of ``rmq_sys_wheel_timer``. ``message`` is a function that returns the
     frame with a given physical offset and size. ``runs`` is a function that reads the log from a
-    physical offset on, which may be inside a frame.
+    physical offset on. This offset may be inside a frame.
     """
     found = Timers()
     if queue is None:
@@ -300,8 +300,8 @@ def read_check(layout: StoreLayout) -> TimerCheck:
 
 
 def check_or_none(layout: StoreLayout) -> TimerCheck:
-    """Read ``timercheck``; zeros if it is unreadable. With zeros, deliveries are found only in the
-    log.
+    """Read ``timercheck``; zeros if it is missing, unreadable or invalid. With zeros, deliveries
+    are found only in the log.
     """
     try:
         return read_check(layout)
@@ -310,8 +310,10 @@ def check_or_none(layout: StoreLayout) -> TimerCheck:
 
 
 def timer_queue(layout: StoreLayout) -> Queue | None:
-    """Return queue 0 of ``rmq_sys_wheel_timer``. If the store has no queues in files, it is made
-    from RocksDB or the log. None if there is no such queue.
+    """Return queue 0 of ``rmq_sys_wheel_timer``; None if there is no such queue.
+
+    If the queue has no files, it is made from RocksDB or the log, unless all queues of the store
+    are in files.
     """
     key = timer.TOPIC, QUEUE_ID
     if key in layout.queue_names:
@@ -355,8 +357,8 @@ def known_by(layout: StoreLayout, check: TimerCheck) -> Known:
 
 
 def delivered_since(layout: StoreLayout, check: TimerCheck) -> int:
-    """Return a physical offset before which the log needs no search for delivered copies of
-    messages that were in the wheel, because ``timercheck`` shows their delivery.
+    """Return the physical offset from which on the log must be searched for delivered copies of
+    messages that were in the wheel. For earlier copies, ``timercheck`` shows the delivery.
 
     The broker delivers a slot after the slot's time. So a message whose slot is not before the read
     time has no delivered copy among the frames stored before the read time. The result is the start
@@ -366,7 +368,7 @@ def delivered_since(layout: StoreLayout, check: TimerCheck) -> int:
         try:
             view = layout.open_file(file.path)
         except FileNotFoundError:
-            # There is a folder, or a link to a missing file, in place of the file.
+            # The file was deleted, or there is a folder or a link to a missing file in its place.
             continue
         for _, found in first_frames(view):
             if found.store_timestamp < check.read_time - _CLOCK_SLACK_MS:
@@ -383,8 +385,8 @@ _PRECISIONS: Final = (1, 10, 100, 1000, 10_000)
 
 @dataclass(frozen=True, slots=True)
 class PendingTimers:
-    """Numbers of timer messages that wait: in the wheel with a time that has not come, and in the
-    queue but not in the wheel yet.
+    """Numbers of timer messages that wait: in slots of the wheel that are not delivered yet, and in
+    the queue but not in the wheel yet.
     """
 
     in_wheel: int

@@ -414,8 +414,8 @@ def java_hash(address: int, length: int) -> int:
 
 @kernel
 def java_hash_on(before: int, address: int, length: int) -> int:
-    """Return Java's hash of a text from ``before``, the hash of the text's first part, and from the
-    bytes of the rest.
+    """Return Java's hash of a text that consists of two parts. ``before`` is the hash of the first
+    part. The second part is ``length`` bytes of UTF-8 at ``address``.
     """
     value = np.uint32(before)
     thirty_one = np.uint32(31)

@@ -56,7 +56,7 @@ _LONG_MAX = java.LONG_MAX
 
 @kernel
 def _items(body: int, length: int) -> tuple[int, int]:
-    """Return the number of messages in a wire form, and the bytes of all bodies and of all
+    """Return the number of messages in a wire form, and the total bytes of their bodies and
     properties.
 
     The number is -1 if the wire form is damaged.
@@ -90,8 +90,8 @@ def measure_inner(
 
     Returns the number of inner batches, the number of frames after the split, and the bytes of
     these frames. The first number is -1 if an inner batch is compressed, because only the
-    pure-Python version can read such a batch. If there is no inner batch, the kernel does not
-    change ``numbers``.
+    pure-Python version can read such a batch. If there is no inner batch, all three numbers are 0,
+    and the kernel does not change ``numbers``.
     """
     any_inner = False
     for i in range(count):
@@ -135,8 +135,8 @@ def unwrap_frames(
     out: Array,
     out_rows: Array,
 ) -> None:
-    """Write to ``out`` (uint8) all frames, with each inner batch split into one frame per message,
-    and their rows to ``out_rows``. ``numbers`` is from :func:`measure_inner`.
+    """Write all frames to ``out`` (uint8), and their rows to ``out_rows``. Each inner batch is
+    split into one frame per message. ``numbers`` is from :func:`measure_inner`.
     """
     target = out.ctypes.data
     to = np.int64(0)
@@ -341,8 +341,9 @@ def gather(
     out64: Array,
 ) -> None:
     """Copy 32-bit fields to ``out32`` (fields, n). Multiply 64-bit fields by a factor, and copy
-    them to ``out64``. If the factor is not 1, a value beyond ``most`` or ``-most`` counts as this
-    bound, so that no product exceeds 64 bits.
+    them to ``out64``. If the factor of a field is not 1, its item of ``most`` limits the values, so
+    that no product exceeds 64 bits: values above the limit, or below the negative limit, are
+    replaced by this limit.
 
     One call reads all fields, so that each frame's head is fetched from memory only once.
     """

@@ -110,8 +110,8 @@ def encode_frames(
         topics: uint8; each topic follows its length. Topic i ends at ``topic_ends[i + 1]``.
         address, end, base: address of the file's first byte in memory, end of the file, and
             physical offset of its first byte.
-        now: store time of the messages in ms. If a message may not have a store time before a
-            later time, this message and all following messages get the later time.
+        now: store time of the messages in ms. If the earliest allowed store time of a message
+            (STORE_TIMESTAMP) is later, this message and all following messages get that time.
         next_offsets: next queue offset of each queue; the kernel raises it by one for each message
             that takes a new queue offset.
     """
@@ -290,7 +290,8 @@ def batch_frames(
             maximum bytes of all frames.
         starts: int64; gets the start of each frame.
         time_at: position of STORETIMESTAMP in a frame.
-        queue_offset, physical_offset, now: values of the first frame.
+        queue_offset, physical_offset: values of the first frame.
+        now: store time of all frames.
     """
     at, end = np.int64(0), np.int64(wire.shape[0])
     source = wire.ctypes.data
@@ -378,9 +379,9 @@ def place_staged(
     """Copy staged frames (:mod:`logquarry.format.put_frames`) into a file of the log, and set the
     fields that depend on their place: offsets and store time.
 
-    ``source`` is the address of the staged frames. The kernel stops, at the latest, after the frame
-    with which it has copied ``most`` bytes. ``next_offsets`` has the next queue offset of each
-    queue. The kernel adds the messages of each queue to row 0 of ``placed``, and their bytes to row
+    ``source`` is the address of the staged frames. The kernel copies no further frame once it has
+    copied ``most`` bytes or more. ``next_offsets`` has the next queue offset of each queue. The
+    kernel adds the number of messages of each queue to row 0 of ``placed``, and their bytes to row
     1.
 
     Returns the position after the last copied frame among the staged frames, the position after it
