@@ -1,4 +1,4 @@
-"""The folders of a store: their locks, the hard links that protect files, and the folders of a log.
+"""The folders of a store: locks, hard links that protect files, the folder of each new log file.
 
 A lock of a folder needs no lock file, and ends when its process ends.
 

@@ -1,5 +1,5 @@
-r"""Functions for the properties of a message: property strings, keys, tags codes, delay levels, tag
-expressions and property CRCs.
+r"""Functions for the properties of a message: property strings, keys, tags codes, delay levels and
+their delivery times, property CRCs, and the parser of tag expressions.
 
 ::
 

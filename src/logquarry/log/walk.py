@@ -1,8 +1,10 @@
 """Walks over the log, and reports frames, blanks, damage and the log's end as events.
 
-If the walk finds damage, it reports an event, searches for the next sound frame (resync), and
-continues there. The search can recognize a frame, because each frame contains its own physical
-offset.
+If the walk finds bytes that are no valid frame, it searches for the next sound frame (resync).
+If it finds one that belongs to the log, the bytes are damage, and the walk continues after them.
+Otherwise they are a torn tail or stale frames, and the log ends. Reads and verify use this
+decision; a recovery uses that of :mod:`logquarry.repair.audit.log`. The search can recognize a
+frame, because each frame contains its own physical offset.
 
 After a clean shutdown, the log ends at the first break of the chain of frames at or after
 ``bound``, and sound frames after the end are stale. If there is no bound, because the store crashed

@@ -1,5 +1,7 @@
 """Gets messages of a queue in pure Python, as ``DefaultMessageStore.getMessage`` of 4.9.3 does.
 
+A get with tags compares the hashes of these tags with the tags codes of the queue's entries.
+
 A get checks the CRC of each message at once. The fields of a message are decoded when one is used
 for the first time.
 """

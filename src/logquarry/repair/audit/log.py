@@ -1,4 +1,5 @@
-"""Audit of the log for a repair: decides whether a break is the log's end or damage.
+"""Audit of the log for a repair: decides whether a break is the log's end or damage. Reads and
+verify use the decision of :mod:`logquarry.log.walk`.
 
 A break is a place at which no valid frame begins. It ends the log (torn tail or stale frames) if
 one of these rules applies:
