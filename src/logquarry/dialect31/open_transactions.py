@@ -4,8 +4,8 @@
   unless the number is implausible. A producer sends this number when it ends the transaction.
 - A COMMIT or ROLLBACK message contains the physical offset of a PREPARED message. It ends the
   transaction of that message if both messages have the same producer group.
-- RocketMQ finds an entry in the state table only by its number. If RocketMQ has built a new table,
-  in which the entries have new numbers, it ignores a COMMIT or ROLLBACK with an old number.
+- RocketMQ finds an entry in the state table only by its number. If RocketMQ builds a new table, the
+  entries get new numbers. RocketMQ then ignores a COMMIT or ROLLBACK with an old number.
 """
 
 from __future__ import annotations
@@ -205,11 +205,12 @@ def frames_between(reader: LogReader, start: int, stop: int) -> Iterator[Transac
 
 
 MOST_LOST: Final = 1 << 20
-"""Maximum number of PREPARED messages that can be missing before a PREPARED message. If the number
-of the message means that more are missing, the number is implausible, and is not used.
+"""Maximum number of PREPARED messages that can be missing before a PREPARED message. If the
+QUEUEOFFSET of the message means that more are missing, the QUEUEOFFSET is implausible, and is not
+used.
 
-Each missing message takes an entry in the table. No CRC covers the number, so without a limit, a
-damaged number could make the table huge.
+Each missing message takes an entry in the table. No CRC covers the QUEUEOFFSET. So without a limit,
+a damaged QUEUEOFFSET could make the table huge.
 """
 
 
@@ -399,8 +400,8 @@ def _differs_from_redo(
         return (
             f"{REDO_LOG}: the transaction at {unknown[0]} is in the table, but not in the redo log"
         )
-    # A COMMIT or ROLLBACK without the PREPARED message's producer group ends no transaction, so
-    # read the group.
+    # A COMMIT or ROLLBACK ends the transaction only if it has the producer group of the PREPARED
+    # message. The redo log does not contain the group, so read the message.
     log = CommitLog(layout)
     for offset in np.intersect1d(there, ended).tolist():
         for place in redo["physical_offset"][~is_prepared][ended == offset].tolist():

@@ -189,9 +189,9 @@ class PreparedTransactions:
         self._wait_dispatched()
         with self._lock:
             if self._has_failed:
-                # An earlier call may have appended its message before it failed, but after the wait
-                # above had begun. So wait again. After this wait, the table shows whether that
-                # message ended the transaction.
+                # An earlier call has failed. It may have appended its message after the wait above
+                # began. So wait again. After this wait, the table shows whether that message ended
+                # the transaction.
                 self._wait_dispatched()
                 self._has_failed = False
             # Forget the transactions that the table no longer lists as open.
@@ -206,7 +206,7 @@ class PreparedTransactions:
         try:
             return self._put(_end_of(frame, known.number, end))
         except BaseException:
-            # After any exception, even KeyboardInterrupt, the user may try again to end the
+            # After any exception, even KeyboardInterrupt, the user can try again to end the
             # transaction. If the put did append its message, the dispatcher marks the transaction
             # as ended, and the next call waits for this.
             with self._lock:
@@ -267,8 +267,8 @@ def _end_of(frame: Frame, number: int, end: TransactionEnd) -> Message:
     values = props.decode_bytes(frame.properties)
     order = java.hash_map_order(values, _FRESH_TABLE)
     string = props.encode({name: values[name] for name in order}, is_closed=True)
-    # Remove DELAY and WAIT only here, not from the property string: so they have no effect on the
-    # put of the COMMIT or ROLLBACK.
+    # The put of the COMMIT or ROLLBACK must ignore DELAY and WAIT, so remove them from ``values``.
+    # They stay in the property string, which is stored.
     values.pop(props.DELAY, None)
     values.pop(props.WAIT, None)
     is_commit = end is TransactionEnd.COMMIT

@@ -84,7 +84,7 @@ class StateTableKeeper:
             return self._book.next_number or 0
 
     def open_transactions(self) -> list[OpenTransaction]:
-        """Return the transactions that the dispatched part of the log leaves open, by number."""
+        """Return the open transactions of the dispatched part of the log, sorted by number."""
         with self._lock:
             return list(self._book)
 
@@ -311,13 +311,13 @@ class TransactionCheck:
                 continue
             if theirs is None:
                 assert ours is not None
-                # Without a producer group, RocketMQ makes no entry for a message, and so causes
-                # this difference.
+                # RocketMQ itself causes this difference if the message has no producer group: it
+                # then makes no entry.
                 reason = f"the transaction at {offset} is open, but not in the table"
                 yield reason, not ours.group_hash
             elif ours is None:
-                # If the number in a COMMIT or ROLLBACK is not that of the entry, RocketMQ ignores
-                # the message, and so causes this difference.
+                # RocketMQ itself causes this difference if the COMMIT or ROLLBACK has another
+                # number than the entry: it then ignores the message.
                 reason = f"the transaction at {offset} is open in the table, but not in the log"
                 yield reason, offset in self._ended
             elif ours[1:] != theirs[1:]:
@@ -325,8 +325,8 @@ class TransactionCheck:
                 yield reason, False
         yield from self._ended_faults(table, start)
         if (self.book.next_number or 0) > table.end:
-            # RocketMQ causes this difference: when it builds the table again, the numbers start at
-            # 0.
+            # RocketMQ itself causes this difference: when it builds the table again, the numbers
+            # start at 0.
             yield f"its entries end at {table.end}, but the log has higher numbers", True
 
     def _ended_faults(self, table: UnitFiles, log_start: int) -> Iterator[tuple[str, bool]]:

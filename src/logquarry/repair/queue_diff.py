@@ -132,7 +132,7 @@ class StoreQueues:
             self.forms.setdefault(queue.key, {})[type(queue)] = queue
 
     def could_not_read(self, error: CorruptFile) -> bool:
-        """Record the damage if the RocksDB of this store is damaged. Return whether it is."""
+        """If ``error`` is damage in the RocksDB of this store, record it. Return whether it is."""
         db = self._db
         if db is None or self._layout.filesystem.full_path(db.folder) != error.path:
             return False

@@ -218,7 +218,8 @@ class LogDiff:
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, Bytes, Bytes]]:
         at = start
         while at < stop:
-            # If both files start at the same offset, the words that are compared are aligned.
+            # Stop at a multiple of _STEP: if both files start at the same offset, the compared
+            # words are then aligned.
             size = min(stop, at + _STEP - at % _STEP) - at
             yield at, self._bytes(self._a, at, size), self._bytes(self._b, at, size)
             at += size
@@ -313,8 +314,8 @@ class _Store:
         self.queues = StoreQueues(layout, files)
         log = CommitLog(layout, files=files, last_entries=lambda: last_entries(layout))
         self.log = LogBounds(log.min_offset, log.max_offset)
-        # A writer may have added log files since the listing, to which queues point. So only a
-        # closed store can show that files are missing.
+        # Since the listing, a writer may have added log files, and entries that point to them. So
+        # only a closed store can show that files are missing.
         ends = [] if self.is_live else last_entries(layout)
         self.missing = None if self.is_live else missing_end(layout, ends)
         self.reach = self.log.max_offset if self.is_live else self._reach()

@@ -55,7 +55,9 @@ _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
 
 def check_names(layout: StoreLayout, report: VerifyReport) -> None:
-    """Report the first store file that is a folder, a pipe, a broken link or a second link."""
+    """Report the first store file that is a folder, a pipe, a broken link, or a second name of
+    another file.
+    """
     if not isinstance(layout.filesystem, LocalFileSystem):
         return
     root = Path(layout.root)
@@ -70,7 +72,7 @@ def check_names(layout: StoreLayout, report: VerifyReport) -> None:
 def check_checkpoint(
     layout: StoreLayout, report: VerifyReport, *, messages: int, last_time: int, is_live: bool
 ) -> None:
-    """Compare the checkpoint with the log's last store time, in milliseconds."""
+    """Compare the checkpoint with the log's last store time ``last_time`` (in milliseconds)."""
     try:
         found = layout.read_checkpoint()
     except UnreadableFile:

@@ -23,7 +23,7 @@ first messages have no entry     queue_head_missing                rebuild the q
 entry of no message of the log   queue_ahead, queue_misplaced,     cut, or rebuild the queue
                                  queue_entry_dangling
 entry of a lost message          queue_in_damage, queue_filler     stays
-queue offset falls back          new_epoch                         only later entries count
+queue offset decreases           new_epoch                         only later entries count
 queue offset is harmed           harmed_queue_offset               the message keeps its place
 queue id is harmed               harmed_queue_id                   the message keeps its place
 index header, order, first and   index_header, index_entry,        set_aside, build_index
@@ -33,12 +33,13 @@ index key                        index_entry_wrong, index_gap      none: a query
 keys after the index's end       index_behind, index_missing       build_index
 ===============================  ================================  =============================
 
-A queue offset is harmed if damage changed its bytes in the frame. Verify reports every harmed queue
-offset (:mod:`.queues`). Recover and rebuild take the right offset from the neighbouring messages or
-from the queue (:mod:`.right_offsets`). The queues show the right queue of a frame with a harmed
-queue id (:mod:`.harmed_ids`). If a queue differs from the log, recover writes the entries of the
-queue again, beginning with the first different entry (:mod:`.first_difference`). Verify and recover
-can give different verdicts on the queues: they did so for 12 of 363 test stores.
+A queue offset or a queue id is *harmed* if damage changed its bytes in the frame. Verify reports
+every harmed queue offset (:mod:`.queues`). Recover and rebuild take the right offset from the
+neighbouring messages or from the queue (:mod:`.right_offsets`). The queues show the right queue of
+a frame with a harmed queue id (:mod:`.harmed_ids`). If a queue differs from the log, recover writes
+the entries of the queue again, beginning with the first different entry
+(:mod:`.first_difference`). Verify and recover can give different verdicts on the queues: they did
+so for 12 of 363 test stores.
 
 The recovery mode ``rocketmq`` does not use this package. It repeats the steps of RocketMQ
 (``java_*.py`` in :mod:`logquarry.repair.recover`).

@@ -27,8 +27,8 @@ LostSpans = Sequence[DamagedSpan | ExpiredSpan]
 
 # The limits MOST_GAP and MOST_OFFSET are in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
-"""Tolerance for a gap in the queue offsets: the gap may exceed the number of messages that fit into
-the lost bytes by this number.
+"""Tolerance for a gap in the queue offsets. The lost bytes can have held a certain number of
+messages. A gap is accepted if it is larger than this number by at most ``GAP_SLACK``.
 """
 SMALL_GAP: Final = 1 << 12
 """Largest gap that is accepted without lost bytes. An earlier salvage can leave such gaps."""
@@ -105,9 +105,9 @@ class AuditedQueue:
         had_until: queue offset at which the queue ends on the disk.
         ends_empty: whether the last of several files has no entry.
         end: queue offset after the last message; None if the log has no message of the queue.
-        kept_until: queue offset from which on a recovery cuts off the entries, because their
-            messages are neither in the log, nor lost by damage, nor expired. Valid only if
-            ``difference`` is None.
+        kept_until: queue offset of the first entry that a recovery cuts off: the message of this
+            entry is not in the log, is not lost by damage, and has not expired. If all entries
+            stay, this is ``had_until``. Valid only if ``difference`` is None.
         moved: physical offset -> right queue offset, for each frame with a harmed queue offset.
         bridges: number of an unwritten entry -> bytes of the entries that a recovery must write
             from there on. Empty if the log has a message of the queue.
@@ -219,8 +219,8 @@ def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
 
 
 def unreadable_file(files: Sequence[StoreFile], reader: OpenFiles) -> str | None:
-    """Return the first file of a queue with bytes that the disk does not return, and the reason, as
-    text; None if there is none. Reads all files.
+    """Return as text the first of some queue files that the disk cannot read completely, and the
+    reason; None if the disk can read all of them.
     """
     for file in files:
         reader.read(file.path, 0, file.size)

@@ -66,11 +66,13 @@ def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
 def cut_bridges(
     queue: FileQueue, made: dict[int, bytes], stop: int, log_start: int
 ) -> tuple[dict[int, bytes], int]:
-    """Return the bridges of a queue that a recovery cuts off at ``stop``, and the queue's end.
+    """Return the bridges that stay if a recovery cuts off a queue at ``stop``, and the queue's end.
 
-    If the queue would end with a bridge, the last entry must be no filler; see :func:`stand_in`. A
-    batch queue ends before this bridge, because the entry after it gave the queue offsets of the
-    bridge. If the log begins at 0, no message has expired, so the queue ends before the bridge too.
+    If the queue would end with a bridge, the last entry of this bridge becomes one that points to
+    the byte before the log: the last entry must be no filler (:func:`stand_in`). Two kinds of
+    queues end before such a bridge instead: a batch queue, because the recovery cuts off the entry
+    from which the bridge got its queue offsets; and any queue of a log that begins at 0, because no
+    message has expired.
     """
     left = {number: data for number, data in made.items() if number < stop}
     for last in sorted(left, reverse=True):
@@ -111,9 +113,9 @@ def stand_in(queue: FileQueue, layout: StoreLayout, files: OpenFiles, file_size:
     message of the queue.
 
     The end is sure only if it lies within the last file, and this file is whole. If it is not sure,
-    the offset of a consumer group can show a later end, because it never is after the end. There
-    are no entries if nothing shows the end, or if a message of the queue has not expired. Then the
-    message is lost.
+    a later end can be known from the consumer groups: a group never commits an offset after the
+    end. There are no entries in three cases: nothing shows the end; the log begins at 0, so no
+    message has expired; or an entry points to a message that has not expired and so is lost.
 
     Each entry points to the byte before the log, like the entry of an expired message. In a consume
     queue, the entries begin at the start of a file, and reach the end of the old queue. In a batch
@@ -129,7 +131,8 @@ def stand_in(queue: FileQueue, layout: StoreLayout, files: OpenFiles, file_size:
         return StandIn(0, b"", 0, is_sure=False)
     end, is_sure = last.end, _is_sure(last, queue, layout, files, file_size)
     committed = 0 if is_sure else _committed(layout, queue.key)
-    # In a consume queue, a message takes more than one byte, so the end is not after the log.
+    # The messages before ``log_start`` took more than one byte each. So a consume queue whose
+    # messages have all expired ends at most at queue offset ``log_start``.
     if end < committed <= (MOST_OFFSET if queue.is_batch else min(log_start, MOST_OFFSET)):
         end = committed
     if log_start <= 0 or not end:
@@ -170,7 +173,8 @@ def _last(queue: FileQueue, log_start: int) -> _Last | None:
     for numbers, entries in _parts(queue, log_start):
         if (has_message(entries) & (entries["physical_offset"] >= log_start)).any():
             return None
-        # A message takes more than one byte. So a later entry is in a file with a harmed name.
+        # A message takes more than one byte. So an entry whose number is ``log_start`` or higher is
+        # in a file with a wrong name.
         written = numbers[is_written(entries) & (numbers < log_start)]
         end = max([end, *(written[-1:] + 1).tolist()])
     return _Last(end - 1, end, np.empty(0, BATCH_DTYPE))
@@ -200,10 +204,10 @@ def _last_of_batches(queue: FileQueue, log_start: int) -> _Last | None:
 def _is_sure(
     last: _Last, queue: FileQueue, layout: StoreLayout, files: OpenFiles, file_size: int
 ) -> bool:
-    """Return whether no later entry can have been lost: the last file is whole and not full, so the
-    queue has no missing file after it.
+    """Whether ``last`` was certainly the last entry of the queue. This is so if the last file has
+    the right size, can be read, and has room for more entries: then no file after it is missing.
     """
-    # A queue leaves out files with impossible names; the layout has them.
+    # A queue object leaves out files with impossible names; the layout has them.
     listed = layout.batch_queue(*queue.key) if queue.is_batch else layout.queue(*queue.key)
     if not listed.files:
         return False

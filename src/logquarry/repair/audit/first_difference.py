@@ -142,8 +142,9 @@ class QueueAudit(RightOffsets):
             self._found = _unknown(at, resume_at)
 
     def _known_from(self, start: int, stop: int, log_start: int) -> int:
-        """Return the queue offset of the first entry in a range that a recovery must remove; else
-        ``stop``. Entries that point before ``log_start`` stay, because their messages have expired.
+        """Return the queue offset of the first entry from ``start`` to ``stop`` that a recovery
+        must remove; ``stop`` if there is none. Entries that point before ``log_start`` stay,
+        because their messages have expired.
         """
         if self._disk is None:
             return stop
@@ -326,7 +327,8 @@ class BatchQueueAudit:
         while self._at < self._had:
             entry = self._read(self._at, self._at + 1)[0]
             is_lost = self._is_lost(entry) and int(entry["physical_offset"]) < place
-            # If a frame has several entries, all but the last only bridge a gap in the offsets.
+            # If a frame has several entries, only the last is its own. The others fill a gap in the
+            # queue offsets.
             if not is_lost and not 0 < entry["reserved"] == entry["count"]:
                 return
             self._at += 1

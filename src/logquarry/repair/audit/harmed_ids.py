@@ -1,14 +1,16 @@
 """Finds the right queue of each frame whose queue id damage has changed.
 
-No CRC covers the queue id in a frame. A queue id is called harmed if all these conditions are true:
+No CRC covers the queue id in a frame. The queue that the frame names is called the *named queue*
+here. The queue id is called *harmed* if all these conditions are true:
 
 - Another queue of the topic has the frame's entry at the frame's queue offset: with the frame's
   physical offset, size and tags code.
-- The queue that the frame names does not have this entry.
-- Near this entry, the other queue has an entry whose message names this other queue.
-- No nearer entry points to a message of the queue that the frame names. Such an entry would show
-  that a file lies in the folder of the wrong queue. It does not count if the queue that the frame
-  names has its own message at the queue offset of the entry.
+- The named queue does not have this entry.
+- The other queue has an own entry near this entry: the message of the own entry names the other
+  queue. The search goes in both directions, in each up to the first own entry.
+- The search finds no entry that points to a message of the named queue. Such an entry would show
+  that a file lies in the folder of the wrong queue. Exception: such an entry is ignored if the
+  named queue has its own message at the same queue offset.
 
 The frame then counts as a frame of the other queue.
 """
@@ -123,11 +125,11 @@ class HarmedIds:
         return same
 
     def _is_of(self, key: QueueKey, named: QueueKey, offset: int) -> bool:
-        """Whether the neighbours of an entry of ``key`` show that its frame, which names the queue
-        ``named``, belongs there.
+        """Whether the neighbours of an entry of ``key`` show that the entry's frame belongs to
+        ``key``, although the frame names the queue ``named``.
         """
         if offset in self._noted.get(key, {}):
-            # The interrupted recovery read the neighbours. It may have cut them off since.
+            # The interrupted recovery read the neighbours, and may have cut them off after that.
             return True
         self._searched += _READ
         is_own = False
@@ -162,8 +164,8 @@ class HarmedIds:
 def placed(
     parts: Mapping[QueueKey, QueuePart], found: Mapping[int, QueueKey]
 ) -> Mapping[QueueKey, QueuePart]:
-    """Move the entries of frames with a harmed queue id. ``found`` has physical offset -> right
-    queue of each such frame.
+    """Move the entries of frames with a harmed queue id to the right queues. ``found`` maps the
+    physical offset of each such frame to its right queue.
     """
     if not found:
         return parts

@@ -40,8 +40,9 @@ class EntryAudit:
     """Compares the entries of one index file with their messages.
 
     Attributes:
-        keys: number of distinct keys that have an entry. Only keys of messages between two physical
-            offsets count, and no keys of COMMIT messages.
+        keys: number of distinct keys that have an entry. Only keys of messages after the first and
+            before the second physical offset in ``between`` count. Keys of COMMIT messages do not
+            count.
         is_ordered: whether the entries are in the order of the log, as RocketMQ writes them.
     """
 

@@ -4,8 +4,9 @@ verify use the decision of :mod:`logquarry.log.walk`.
 A break is a place at which no valid frame begins. It ends the log (torn tail or stale frames) if
 one of these rules applies:
 
-1. The break is at or after :attr:`KnownBounds.least`: the durable offset or, if the store was shut
-   down cleanly, the end of the last message in a queue. The higher of the two counts.
+1. The break is at or after :attr:`KnownBounds.least`. This is the durable offset. In a store that
+   was shut down cleanly, it is the end of the last message in a queue, if this end is higher or if
+   there is no durable offset.
 2. The frame after the break is older than the frame before the break, and not before the durable
    offset.
 3. The store was shut down cleanly without a durable offset. The frame after the break is after the
@@ -13,8 +14,13 @@ one of these rules applies:
 4. No frame follows.
 
 Any other break is damage, and the log continues. If rules 2 to 4 end the log at a break before
-``least``, the bytes up to ``least`` are damage, and the log ends there. Verify finds the log's end
-with :func:`logquarry.read.log_end.log_bound`. It uses these rules only for the frames after it.
+``least``, the bytes up to ``least`` are damage, and the log ends at ``least``. There are two
+exceptions. If the frame after the break begins before ``least``, an earlier recovery has cut the
+frame off, and the durable offset replaces ``least``. If there is no durable offset, zeros in a file
+without other damage do not count as damage, so the log can end before ``least``.
+
+Verify finds the log's end with :func:`logquarry.read.log_end.log_bound`. Verify uses these rules
+only for the frames after this end.
 
 :func:`are_stale_bytes` recognizes bytes of earlier messages after the log's end.
 """
@@ -91,8 +97,8 @@ class KnownBounds:
 def find_bounds(
     layout: StoreLayout, queues: Iterable[Queue], *, ignores_cut: bool = False
 ) -> KnownBounds:
-    """Return the known bounds. With ``ignores_cut``, entries after the end that the last recovery
-    recorded count too.
+    """Return the known bounds. If the last recovery has recorded the log's end, entries that point
+    after this end count only with ``ignores_cut``.
     """
     entries = last_entries(layout, queues)
     # RocketMQ 5.5 updates this time only when it syncs the queues, and not at a clean shutdown.

@@ -129,7 +129,7 @@ class QueuesAudit:
         self._by_topic: dict[str, list[QueueKey]] = {
             topic: list(keys) for topic, keys in groupby(self._sorted, itemgetter(0))
         }
-        # A queue's last message without an entry; the next one shows whether it belongs there.
+        # A queue's last message so far if the queue lacks its entry; the next one decides about it.
         self._held: dict[QueueKey, dict[str, Any]] = {}
         self._searches = 0
 
@@ -165,12 +165,12 @@ class QueuesAudit:
     ) -> dict[str, Any]:
         """Leave out the frames of other queues, whose topic or queue id damage has changed.
 
-        A frame is left out if this queue lacks its entry, another queue has it, and the messages
-        before and after it have consecutive queue offsets. The third condition does not apply to
-        the queue's last message in the log (``is_end``), nor to a queue without files. Then only
-        other queues of the same topic count, unless a last message breaks the queue offsets. If
-        this queue lacks the last message of ``values``, the method holds it back until the next
-        call.
+        A frame is left out if this queue lacks its entry, another queue has the entry, and the
+        messages before and after the frame have consecutive queue offsets. Two cases do not need
+        the third condition, but the other queue must be of the same topic: a queue without files,
+        and the queue's last message in the log (``is_end``). If this last message does not continue
+        the queue offsets, the other queue can be of any topic. If this queue lacks the entry of the
+        last message in ``values``, the method holds the message back until the next call.
         """
         held = self._held.pop(key, None)
         if held is not None:
@@ -359,9 +359,9 @@ class QueuesAudit:
         """Whether a crash explains that the queues lack the entries of the newest messages.
 
         Every queue must have all messages before the physical offset that the dispatcher had
-        reached. (RocketMQ dispatches message by message. logquarry dispatches one part of the log
-        after another, and within a part one queue after another.) No missing message may be older
-        than the checkpoint.
+        reached. (logquarry dispatches a part of the log one queue after another, so its last part
+        does not count as reached.) Every missing message must be newer than the checkpoint. Every
+        queue file that is not empty must have the right size.
         """
         if not self.layout.has_abort:
             return False

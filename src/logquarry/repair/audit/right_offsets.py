@@ -1,26 +1,27 @@
 """Finds the right queue offset of each message of a queue.
 
 No CRC covers the queue offset in a frame. So damage can change the queue offset, and the frame
-still seems valid. Such a queue offset is called harmed. :class:`RightBases` finds the right queue
+still seems valid. Such a queue offset is called *harmed*. :class:`RightBases` finds the right queue
 offsets of batch queues. :class:`RightOffsets` finds those of other queues, for recover and rebuild,
 with these rules.
 
 The expected queue offset of a message continues the queue offset of the previous message. If one
 message has another queue offset, and the next message does not continue it, the first rule that
-applies decides:
+applies decides whether the queue offset is right or harmed:
 
 1. The queue on the disk has the message's entry at the expected queue offset: harmed.
 2. The queue offset is lower than expected, and the queue has the message's entry there: right.
 3. The next message has the expected queue offset or the following one: harmed.
 4. The queue has the message's entry at the queue offset of the frame: right.
 5. The queue offset is higher than expected: harmed if the gap is larger than the lost bytes
-   explain. If the next message has a still higher queue offset, the gap may also be larger by
-   ``SMALL_GAP``.
+   explain. Exception: if the next message has a still higher queue offset, a gap that is larger by
+   at most ``SMALL_GAP`` is accepted too.
 6. The queue offset is lower than expected: harmed if the next message has a higher queue offset
-   than expected. Also harmed if it is not 0, and no next message has a higher queue offset.
+   than expected. A queue offset other than 0 is also harmed in two cases: there is no next message,
+   or the next message has the same or a lower queue offset.
 
-If several messages continue each other, or if they continue the last message with a right queue
-offset, they are harmed only if the queue has all their entries at the expected queue offsets.
+Several messages can continue each other, or continue the last message with a right queue offset.
+Their queue offsets are harmed only if the queue has all their entries at the expected offsets.
 
 The first message of a queue is right if the next message continues it, or if the queue has its
 entry at this queue offset. Otherwise, its entry elsewhere in the queue shows the right queue
@@ -199,7 +200,8 @@ class RightOffsets(ABC):
         own, expected = offset, self._next
         if expected is not None and offset != expected:
             if self._has(expected, entries):
-                # So the queue offsets in all these frames are harmed.
+                # The queue has all these entries at the expected queue offsets. So the queue
+                # offsets in all these frames are harmed.
                 for at, place in enumerate(entries["physical_offset"][:MOST_MOVED].tolist()):
                     self._correct(place, offset + at, expected + at)
                 offset = expected
@@ -215,7 +217,9 @@ class RightOffsets(ABC):
             self._known_until = int(entries["physical_offset"][-1]) + int(entries["size"][-1])
 
     def _bring_back(self, own: int, entries: Units) -> tuple[int, Units]:
-        """Return the right queue offset, and the messages that can be corrected."""
+        """Correct the queue offsets of these messages, and drop those above ``MOST_MOVED``. Return
+        the right queue offset of the first message, and the corrected messages.
+        """
         right = self._place_in_queue(entries[:1]) if self._next is None else self._next
         offset = 0 if right is None else right
         room = MOST_MOVED - len(self._moved)

@@ -53,7 +53,8 @@ def timer_faults(layout: StoreLayout) -> Iterator[Difference]:
         yield Difference("timer_check_wrong", CHECK, 0, str(error))
         return
     if not layout.filesystem.exists(CHECK):
-        # Without it, the broker reads the timer queue from its start: nothing can be wrong.
+        # Without ``timercheck``, the broker reads the timer queue from its start. So the other
+        # timer files cannot be wrong.
         return
     wheel = _Wheel(layout, check)
     queue = timer_queue(layout) if check.enqueued else None
@@ -93,7 +94,8 @@ class _Wheel:
             try:
                 view = self._layout.open_file(f"{timer.LOG}/{entry.name}")
             except FileNotFoundError:
-                # The broker has deleted it. If a slot needs the file, _chain reports the slot.
+                # The broker has deleted the file since the listing. If a slot leads to the file,
+                # and an older file exists, _chain reports the slot.
                 continue
             count = view.size // _ENTRY.itemsize
             data = view.window(0, count * _ENTRY.itemsize)[: count * _ENTRY.itemsize]

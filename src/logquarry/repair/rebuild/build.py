@@ -146,7 +146,8 @@ class QueueReport:
         fillers: number of fillers, for messages that the log has lost.
         restarts: number of times that the topic was deleted and created again.
         harmed: number of frames with a harmed queue offset; their entries are at the right offset.
-        is_taken_over: whether the log has no message of the queue, so the rebuild has kept its end.
+        is_taken_over: whether the log has no message of the queue. The rebuild then keeps the
+            queue's old end, if it can be found; see ``is_end_sure``.
         is_end_sure: whether ``max_offset`` is certainly the queue's old end. It is False only if
             the old files were unusable and did not show the end; the queue may have ended later.
     """
@@ -169,7 +170,7 @@ class RebuildReport:
 
     Attributes:
         into: folder of the new files, None for the store itself.
-        has_abort: whether a store that no process has open was not shut down cleanly.
+        has_abort: whether the store was not shut down cleanly. False if a process has it open.
         old: the old files of each folder that is rebuilt.
         quarantine: folder with the old files, None if no file was moved.
         messages: number of messages in the log, without damaged ones.
@@ -358,8 +359,8 @@ def finish_into(
 
 
 def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
-    """Finish the renames of an interrupted rebuild, if it has begun them. Then raise UsageError if
-    ``target`` has one of the folders ``names``.
+    """If an interrupted rebuild has begun its renames, finish them. If ``target`` then has one of
+    the folders ``names``, raise UsageError.
     """
     is_begun = any((target / name).exists() for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX))
     if is_begun and bring_out_cut_off(target, disk):
@@ -387,8 +388,8 @@ def bring_out_cut_off(target: Path, disk: Disk) -> bool:
 def swap(
     build: Path, target: Path, names: Sequence[str], command: str, now_ms: int, disk: Disk
 ) -> tuple[Path | None, Path]:
-    """Move the old folders to quarantine, and the new folders into place. Return two paths of the
-    quarantine folder. The first is None if nothing was moved there.
+    """Move the old folders to quarantine, and the new folders into place. Return the path of the
+    quarantine folder twice; the first is None if no folder was moved there.
     """
     stamp = datetime.fromtimestamp(now_ms / 1000, UTC)
     aside = free_path(quarantine(target, f"{command}-{stamp:%Y%m%dT%H%M%SZ}"))

@@ -295,7 +295,7 @@ def find_harmed(
 ) -> tuple[dict[int, QueueKey], frozenset[QueueKey]]:
     """Find the frames with a harmed queue id (:mod:`logquarry.repair.audit.harmed_ids`).
 
-    The right queue of such a frame has its entry at a queue offset that the runs lack. So the
+    The right queue has the entry of such a frame at a queue offset that the runs lack. So the
     function reads only the frames of such entries, at most ``_MOST_READ``.
 
     Args:
@@ -360,9 +360,12 @@ def odd_queues(
 ) -> frozenset[QueueKey]:
     """Return the queues that only the driver can write.
 
-    Their queue offsets decrease, are invalid, were not reported, or have a gap of one of two kinds:
-    a gap of more than ``most_gap``, or a gap before a single message, which may have a harmed queue
-    offset.
+    These are the queues for which one of these conditions is true:
+
+    - Their queue offsets decrease, or are invalid.
+    - A task did not report their queue offsets.
+    - Their queue offsets have a gap of more than ``most_gap``.
+    - They have a gap before a single message: the queue offset of this message may be harmed.
     """
     ends: dict[QueueKey, int] = {}
     odd: set[QueueKey] = set()

@@ -124,13 +124,14 @@ def rebuild(
     Raises:
         StoreNotFound: if there is no store.
         UnsupportedStore: if logquarry cannot build the store's kind of queues or index.
-        StoreUnavailable: if another process uses ``into``, if the log's files have another size
-            than ``config`` gives, or if the disk fails or is full. If ``into`` is None, also if a
-            process has the store open, or if a folder or a broken link has the name of a log file.
-            The store is unchanged.
+        StoreUnavailable: if another process uses ``into``, if the messages in the log do not fit
+            the size of the log's files, or if the disk fails or is full. If ``into`` is None, also
+            if a process has the store open, or if a folder or a broken link has the name of a log
+            file. The store is unchanged.
         LossRefused: if ``into`` is None (even for a preview), and the old queues show that the log
             has lost more than a small share of its messages. Recover the store first.
-        UsageError: if a folder is invalid, or the settings belong to another store.
+        UsageError: if a folder is invalid, or if the store's files have other sizes than ``config``
+            gives.
     """
     root = local_store(path)
     arguments.optional(arguments.path, into, "into")
@@ -285,8 +286,8 @@ class _Rebuild:
         )
 
     def _note_end(self, layout: StoreLayout, report: RebuildReport) -> None:
-        """Record the log's end and its damage if RocketMQ has shut down the store cleanly, and the
-        log has damage. Without the record, readers treat damage in the last file as the log's end.
+        """If the log has damage, and RocketMQ has shut down the store cleanly, record the log's end
+        and this damage. Without the record, readers treat damage in the last file as the log's end.
         """
         if not report.damage or layout.has_abort or layout.durable_end is not None:
             return
@@ -367,7 +368,9 @@ class _Rebuild:
     def _audit(
         self, layout: StoreLayout, queue_size: int, *, is_live: bool
     ) -> tuple[LogAudit, int, OldQueues]:
-        """Return the log's audit, its likely end, and the usable old queues without batches."""
+        """Return the audit of the log, the log's likely end, and the usable old queues except batch
+        queues.
+        """
         files = OpenFiles(layout)
         found = all_queues(layout, files)
         usable = [
@@ -392,9 +395,9 @@ class _Rebuild:
         return LogAudit(layout, bounds), bounds.likely_end or layout.commit_log.end, old
 
     def _take_over(self, job: BuildJob, queues: QueueFiles) -> Iterator[QueueReport]:
-        """Keep the end of each old queue of which the log has no message any more. Otherwise new
-        messages would begin at queue offset 0, and consumers, whose offsets are higher, would skip
-        them.
+        """Keep the end of each old queue of which the log has no message any more. Otherwise, new
+        messages would begin at queue offset 0. Consumers have higher offsets, so they would skip
+        these messages.
         """
         # The layout has all sizes: the files of an unusable queue can show a wrong one.
         layout = StoreLayout.open(self.root, job.config)
@@ -413,7 +416,7 @@ class _Rebuild:
     ) -> Iterator[QueueReport]:
         files = OpenFiles(layout)
         for queue in kind.all_of(layout, files):
-            # A queue leaves out files with impossible names; the layout has them.
+            # A queue object leaves out files with impossible names; the layout has them.
             key, is_batch = queue.key, queue.is_batch
             listed = layout.batch_queue(*key) if is_batch else layout.queue(*key)
             if key in built or not listed.files:

@@ -85,7 +85,7 @@ def apply_safe(
 
     Raises:
         StoreUnavailable: if the disk fails.
-        UnreadableFile: if bytes can no longer be read that could be read for the plan.
+        UnreadableFile: if the disk no longer returns bytes that it returned for the plan.
     """
     with none_lost(str(plan.root)):
         _Work(plan, disk, clock, progress).run()
@@ -168,7 +168,8 @@ class _Work:
                 # A time other than 0 would mean that the log has lost files.
                 times = checkpoint.index_timestamp = 0
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
-            # After a crash, a broker of 5.5 dispatches from here on: do not exceed the log's end.
+            # After a crash, a broker of 5.5 dispatches from these offsets on. So they must not be
+            # after the log's end.
             checkpoint.offsets = checkpoint.offsets.limited(self._plan.log_end)
             if self._plan.harmed_offset is not None:
                 checkpoint.offsets = checkpoint.offsets._replace(logics_physical=0)
@@ -244,8 +245,8 @@ class _Work:
         self._disk.copy(path, position, length, free_path(target))
 
     def _find_mendings(self) -> None:
-        """Collect the entries of lost messages, because the next step cuts them off. Also save the
-        entries of frames with a harmed queue id: only these entries show the right queue.
+        """Collect and save the entries of lost messages, and of frames with a harmed queue id: a
+        later step cuts these entries off. Only they show the right queues.
         """
         layout = StoreLayout.open(self._root, self._config)
         files = OpenFiles(layout)

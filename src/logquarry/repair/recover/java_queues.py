@@ -227,7 +227,8 @@ class JavaQueue:
         max_physical: physical offset after the last message (``maxPhysicOffset``), -1 if none.
         files: the files in order. At first, Java takes each file as full.
         set_aside: (path, reason) of each file that Java would delete.
-        cut: byte position of the first entry after the log's end that was cut off, or None.
+        cut: byte position of the first entry that was cut off because its message is after the
+            log's end; None if there is none. Entries of removed files do not count.
         put_from: byte position of the first entry that was appended.
     """
 
@@ -252,7 +253,7 @@ class JavaQueue:
         return self.files[-1].base + self.files[-1].wrote if self.files else 0
 
     def recover(self) -> None:
-        """Find the queue's end as ``recover`` does: at the first invalid entry of 3 files."""
+        """Find the queue's end as ``recover`` does: the first invalid entry of the last 3 files."""
         if not self.files:
             return
         index = max(0, len(self.files) - RECOVERED_FILES)
@@ -340,7 +341,7 @@ class JavaQueue:
             ends = units["physical_offset"].astype(np.int64) + units["size"]
             known = int(np.count_nonzero(ends <= self.max_physical))
             offsets, units = offsets[known:], units[known:]
-        # Handle an entry with queue offset 0 alone, because other rules apply to it.
+        # Other rules apply to an entry with queue offset 0. So pass each such entry separately.
         breaks = np.diff(offsets) != 1
         if len(offsets) and int(offsets.min()) <= 0:
             breaks |= (offsets[:-1] == 0) | (offsets[1:] == 0)

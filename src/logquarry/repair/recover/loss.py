@@ -56,7 +56,10 @@ message with several entries counts several times.
 _MOST_NAMED: Final = 2
 """Maximum number of missing parts of the log that the text of a reason lists."""
 _LEAST_APART: Final = 2
-"""Number of entries far after the log's end that prove a loss. A single one may be damaged."""
+"""If at least this number of entries point to log files that do not exist, all these entries prove
+a loss. A single entry may be damaged. It is ignored if it points beyond the file that would follow
+the log's last file.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,8 @@ class Loss:
     """The messages that a recovery would lose.
 
     Attributes:
-        messages: number of lost messages in the queues. Multi-dispatch copies count once, unless
-            more than 20 million messages are lost.
+        messages: number of lost messages to which entries of queues or index point. A message with
+            several entries counts once, unless more than 20 million entries are lost.
         bytes: size of the lost messages; or the size of the missing files plus the missing bytes
             before the durable offset, if this is larger.
         known_bytes: number of bytes of the log that remain, plus the lost bytes.
@@ -129,7 +132,7 @@ def replaced_files(layout: StoreLayout, frames: Frames) -> Iterator[tuple[str, F
 
 
 class LossSearch:
-    """Finds the messages that the store had and that the recovered log will lack.
+    """Finds the messages of the store that the recovered log will lack.
 
     Args:
         layout: the store's files before the recovery. Log files with a wrong name must be left out.

@@ -87,7 +87,8 @@ class StoreFound:
         config: settings with all sizes.
         pieces: the undamaged parts of the log that are not dispatched yet, as (start, end).
         queue_ends: for each queue, the number of the first entry after its end.
-        recovered: result of the recovery in mode ``rocketmq`` that was just made, else None.
+        recovered: the result of the recovery, if the store was just recovered in mode ``rocketmq``;
+            else None.
         transactions: state table and redo log of a store in the format of RocketMQ 3.1.
     """
 
@@ -132,7 +133,7 @@ class NeedsRecovery(StoreUnavailable):
 def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -> StoreFound:
     """Check a store before it is opened for writing. The caller must hold the store's lock.
 
-    ``is_recovered`` is whether the store was just recovered; ``abort`` may then still exist.
+    ``is_recovered`` is whether the store was just recovered; ``abort`` can then still exist.
 
     Raises:
         NeedsRecovery: if the store was not shut down cleanly, or its files do not agree.
@@ -193,7 +194,8 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         transactions = found
     pieces, names_copies = _pieces(layout, start, end)
     if settings.enable_multi_dispatch is None:
-        # If the settings leave it open, make multi-dispatch copies only if the log has some.
+        # The settings do not decide whether to make multi-dispatch copies. So make them only if the
+        # log has some.
         has_lmq = names_copies if settings.enable_lmq is None else settings.enable_lmq
         settings = replace(settings, enable_multi_dispatch=names_copies, enable_lmq=has_lmq)
     return StoreFound(
@@ -316,8 +318,8 @@ def _is_store(root: Path) -> bool:
 
 
 def _check_sizes(layout: StoreLayout, config: StoreConfig, queues: Iterable[Queue]) -> None:
-    """Check for missing files and wrong sizes, as RocketMQ's ``load()``; an empty last file is
-    accepted. Raises NeedsRecovery, or WrongEntry for a pipe or a broken link.
+    """Check for missing files and wrong sizes, as RocketMQ's ``load()`` does. Unlike RocketMQ,
+    accept an empty last file. Raises NeedsRecovery, or WrongEntry for a pipe or a broken link.
     """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     sizes = (ConsumeQueue, config.queue_file_size), (BatchQueue, config.batch_queue_file_size)
@@ -379,8 +381,9 @@ def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
 
 
 def _check_rest(layout: StoreLayout, end: int) -> None:
-    """Raise NeedsRecovery if bytes after the log's end could be taken for later frames. The bytes
-    that a broker with ``writeWithoutMmap`` leaves there are harmless: the writer zeroes them.
+    """Raise NeedsRecovery if the log has bytes other than zeros after its end: readers could take
+    them for frames later. After a clean shutdown, the bytes that a broker with ``writeWithoutMmap``
+    leaves there are accepted: the writer zeroes them.
     """
     last = LogReader(layout).data_end(end)
     is_closed = not layout.has_abort

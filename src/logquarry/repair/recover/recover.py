@@ -146,7 +146,7 @@ def _planned(
     else:
         plan = plan_safe(root, with_sizes(config, layout), progress=progress)
         if _only_stale_bytes(layout, plan):
-            # The old bytes after the end may stay: brokers overwrite them, and logquarry's writer
+            # The old bytes after the end can stay: brokers overwrite them, and logquarry's writer
             # zeroes them.
             plan = dataclasses.replace(plan, steps=())
     steps = Steps(plan.steps)

@@ -94,8 +94,8 @@ def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
 def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = None) -> RocketmqPlan:
     """Apply a plan and sync all changes; return the plan that was carried out.
 
-    The caller must hold the lock, and ``abort`` must exist. ``is_clean`` is whether the store was
-    shut down cleanly; if it is None, ``abort`` shows this.
+    The caller must hold the lock, and must have created ``abort``. ``is_clean`` is whether the
+    store was shut down cleanly, so that it had no ``abort`` before; None means that it had one.
 
     Raises:
         StoreUnavailable: if the plan is refused, or the disk fails.
@@ -138,8 +138,8 @@ def recover_as_rocketmq(
 
     Raises:
         RocketmqRefuses: if RocketMQ would not start.
-        StoreUnavailable: if the disk fails. Queues and index may then be changed, and log files
-            after the log's end may be in quarantine. No message of the log is changed.
+        StoreUnavailable: if the disk fails. Queues and index can then already be changed, and log
+            files after the log's end can be in quarantine. No message of the log is changed.
     """
     target = Applied(root, disk)
     recovery = _Recovery(root, config, target, disk=disk, clock=clock, is_clean=is_clean)

@@ -348,7 +348,7 @@ class _Planner:
                 if all(step.file != folder for step in self._steps):
                     self._steps.add(StepKind.SET_ASIDE, folder, why)
                 continue
-            # A Queue leaves out files with impossible names; the layout has them.
+            # A queue object leaves out files with impossible names; the layout has them.
             sequence = self._layout.batch_queue(*key) if is_batch else self._layout.queue(*key)
             files = sequence.files
             reason = queue_fault(files, form.file_size) or unreadable_file(files, self._files)
@@ -458,11 +458,11 @@ class _Planner:
 
 
 def _made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | None:
-    """Return the physical offset of the incomplete message at the end of a log file that is too
-    short, or None.
+    """Return the physical offset of the last message in a log file, if it would wrongly seem valid
+    after the recovery; else None.
 
-    The recovery appends zeros to the file. The result is None if the message would not seem valid
-    with these zeros. Such a message can seem valid, because no CRC covers its properties.
+    The file is too short, and the recovery appends zeros to it. An incomplete message at its end
+    can seem valid with these zeros, because no CRC covers the properties.
     """
     stop, room = file.base + file.size, layout.commit_log.file_size
     spans = [span for span in log.damage if span.offset < stop <= span.end]

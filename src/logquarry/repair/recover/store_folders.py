@@ -103,7 +103,9 @@ def restore_names(layout: StoreLayout, disk: Disk) -> None:
 
 
 def check_places(root: Path) -> None:
-    """Raise WrongEntry if a path that should be a folder, or a single file, is something else."""
+    """Raise WrongEntry if one of the store's main folders is not a folder, or if the checkpoint,
+    an index file or another single file is not a regular file.
+    """
     for name in _FOLDERS:
         _check(root / name, is_folder=True)
     for path in (*(root / name for name in _FILES), *_index_files(root)):
@@ -264,7 +266,7 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
         for path, reason in layout.log_names.strangers
     ]
     names = Counter(file.base % size for file in files.files)
-    # Right names have the most frequent remainder; if 0 is as frequent as another one, it is 0.
+    # Right names have the most frequent remainder. If 0 is among the most frequent ones, use 0.
     start = max(names, key=lambda rest: (names[rest], not rest), default=0)
     last: StoreFile | None = None
     for file in files.files:

@@ -1,7 +1,7 @@
 """Finds what a damaged log has lost: the damaged parts, their messages, and harmed queue offsets.
 
 No CRC covers the queue offset in a frame. So damage can change the queue offset, and the frame
-still seems valid. A queue offset is called harmed if damage changed it. It then does not fit
+still seems valid. A queue offset is called *harmed* if damage changed it. It then does not fit
 between the queue offsets of the neighbouring messages. If salvage used it, the topic would seem to
 be deleted and created again, or billions of messages would seem to be missing.
 """
@@ -164,8 +164,8 @@ class QueueNotes:
         begins_lower = bool(breaks) and self._first_count <= breaks[0].offset <= breaks[0].before
         if begins_lower and breaks[0].number == 1 and self._first_is_own:
             # The queue's second message in the log has no higher queue offset than the first. In a
-            # recreated topic, it would have queue offset 0, but it has not. So the first queue
-            # offset is harmed.
+            # recreated topic, the second message would have queue offset 0, but its queue offset is
+            # higher. So the queue offset of the first message is harmed.
             self._first = breaks[0].offset - self._first_count
             mended[self._first_at] = self._first
             breaks = breaks[1:]
@@ -198,9 +198,11 @@ class QueueNotes:
 def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
     """Whether the queue offset of the queue's last message is harmed.
 
-    If the queue offset is lower than expected, the old queue decides. If the old queue has the
-    message neither at this nor at the expected queue offset, the queue offset is harmed unless it
-    is 0: a topic that was created again begins at 0.
+    A queue offset that is higher than expected is harmed if the gap is too large (``is_far``). For
+    a lower queue offset, the old queue decides. The queue offset is harmed if the old queue has the
+    message at the expected queue offset, and right if the old queue has the message at this queue
+    offset. If neither is true, the queue offset is harmed unless it is 0: a topic that was created
+    again begins at 0.
     """
     if here.offset > here.before:
         return here.is_far
@@ -410,9 +412,9 @@ class StoreTimes:
     """Finds wrong store times, and their new values. Messages are added in the order of the new
     log.
 
-    If a single message is later than the next message, but the previous message is not, the single
-    message gets the time of the next message. In all other cases, a message that is earlier than
-    the previous message gets the time of the previous message.
+    If a message is later than the next message, but the previous message is not later than the next
+    one, the message gets the time of the next message. In all other cases, a message that is
+    earlier than the previous message gets the time of the previous message.
 
     Attributes:
         lowered: physical offset -> new store time, for each single message that was too late.

@@ -97,9 +97,9 @@ class Salvaged:
         files: paths of the copied configuration files.
         carried: other files and folders that were copied unchanged.
         timers: number of timer messages in the new store's timer wheel.
-        uncommitted: for a conversion, number of messages in a DLedger log that the group of brokers
-            had not committed, else None. They are copied, because a broker may have acknowledged
-            them.
+        uncommitted: for a conversion, the number of messages that the DLedger group had not
+            committed (0 if unknown, or if the log is no DLedger log); for a salvage, None. These
+            messages are copied, because a broker may have acknowledged them.
     """
 
     plan: SalvagePlan
@@ -176,8 +176,8 @@ def salvage(
             truncation left there. They become the last messages of the new log.
         config: settings of the store; missing sizes are inferred from the files.
         storage_options: options of the file system, for a URL.
-        bars: called with the name of each part of the work; returns a context manager that gives
-            the function to call with this part's progress.
+        bars: a function, called with the name of each part of the work. It must return a context
+            manager. The context manager gives the function to call with this part's progress.
 
     Returns:
         The result: ``plan`` has the saved messages and the losses, ``is_whole`` is true if nothing
@@ -188,7 +188,7 @@ def salvage(
         UnsupportedStore: if the new store cannot hold the store's queues.
         StoreUnavailable: if a process has the store open, or the disk fails or is full.
         CorruptStore: if queue offsets are invalid and cannot be corrected, if the store changes
-            during the call, or if a part of the log can no longer be read that could be read
+            during the call, or if the disk no longer returns a part of the log that it returned
             before.
         UsageError: if an argument is invalid, or the folder is not empty or lies within the store.
     """
@@ -407,8 +407,8 @@ def convert(
     *,
     bars: Bars | None = None,
 ) -> Salvaged:
-    """Make a store with its log in ``commitlog/`` from one with a DLedger log, or with a log in
-    several folders.
+    """Copy a store with a DLedger log, or with a log in several folders, into a new store with its
+    log in ``commitlog/``.
 
     A broker of RocketMQ 4.9 or 5 can serve the new store. The head before each frame of a DLedger
     log is not copied, so the messages get new physical offsets. The queue offsets do not change.

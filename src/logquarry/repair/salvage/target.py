@@ -89,7 +89,7 @@ class SalvageTarget:
         self._has_begun = True
         others = sorted(path.name for path in self._into.iterdir() if path != self.work)
         if others:
-            # Another program has put it there since the check.
+            # Another program has put these files there since the check.
             self.work.rmdir()
             self._has_begun = False
             raise UsageError(
@@ -130,9 +130,9 @@ class SalvageTarget:
         files.
 
         QUIRK: the clean-up deletes a queue file if its last entry points before the log's start. A
-        filler has physical offset 0. So if a file ends in a filler, this filler gets the start of
-        the log file with the queue's next message as its physical offset. If a reader then skips to
-        the next queue file, it misses no entry.
+        filler has physical offset 0. So if a file ends in a filler, this filler gets another
+        physical offset: the start of the log file that contains the queue's next message. A reader
+        that skips from this filler to the next queue file misses no entry.
         """
         size, log_size = plan.config.queue_file_size, plan.config.mapped_file_size_commit_log
         assert size is not None and log_size is not None
