@@ -118,6 +118,28 @@ def test_the_silent_have_to_go(tmp_path: Path) -> None:
         assert talk(master, b"\0\0\0") == b""
 
 
+def test_a_silent_stranger_keeps_no_processor_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first report of a slave, the master waits: it may send nothing yet."""
+    waits: list[int] = []
+    serve = HaMaster._serve
+
+    def noted(master: HaMaster, slave: Any, *arguments: Any) -> int:
+        wait = serve(master, slave, *arguments)
+        if slave.wire.is_ready:
+            waits.append(wait)
+        return wait
+
+    monkeypatch.setattr(HaMaster, "_serve", noted)
+    options = MasterOptions(times=HaTimes(housekeeping_ms=20_000))
+    with opened(tmp_path / "m") as store, HaMaster(store, options=options) as master:
+        fill(store, 5)
+        with socket.create_connection((master.host, master.port), 20):
+            eventually(lambda: waits)
+    assert min(waits) > 0
+
+
 def test_who_may_connect(tmp_path: Path) -> None:
     with opened(tmp_path / "m") as store:
         allow = MasterOptions(times=QUICK, allow=("10.0.0.0/8", "::1"))
