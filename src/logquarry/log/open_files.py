@@ -194,16 +194,16 @@ class LogBytes:
             if stop is not None:
                 end_at = min(end_at, stop - file.base)
             view = self.view(file)
+            at = view.next_data(at)
             while at < end_at:
-                at = view.next_data(at)
-                if at >= end_at:
-                    break
+                # See _find_in: search the next data before the window is read.
+                later = view.next_data(at + _SEARCH_BYTES)
                 window = self.window(file, at, _SEARCH_BYTES)
                 piece = min(window.length, end_at - at, _SEARCH_BYTES)
                 end = codec.last_nonzero(window, 0, piece)
                 if end:
                     last = max(last, file.base + at + end)
-                at += piece
+                at = later if piece == _SEARCH_BYTES else view.next_data(at + piece)
         return last
 
     def view(self, file: StoreFile) -> FileView:
@@ -300,25 +300,30 @@ class LogBytes:
 
     def _find_in(self, file: StoreFile, at: int, stop: int) -> int | None:
         view = self.view(file)
+        data: int | None = None
         while at < stop:
             # The search skips holes of a sparse file. But a frame may begin in a hole, because its
             # first bytes may be 0, so the search begins some bytes before the data.
-            data = view.next_data(at)
+            data = view.next_data(at) if data is None else data
             if data >= stop:
                 return None
             at = max(at, data - FIXED_SIZE_V1)
             length = min(stop - at + FIXED_SIZE_V1, self._batch_bytes)
             if view.is_mapped:
                 length = min(length, _SEARCH_BYTES + FIXED_SIZE_V1)
-            window = self.window(file, at, length)
-            # Search in small pieces. After each piece, the next hole can be skipped.
+            # Search in small pieces. After each piece, the next hole can be skipped. Find its end
+            # before the window is read: on a tmpfs, the read of a map turns holes into data, and
+            # the window extends into the next piece.
             piece = min(stop - at, _SEARCH_BYTES)
+            later = view.next_data(at + piece)
+            window = self.window(file, at, length)
             place, code = codec.find_frame(window, 0, piece, check_crc=self._check_crc)
             if code == REACHED_STOP:
                 return at + place
             if code != NEED_MORE:
-                at += piece
+                at, data = at + piece, later
                 continue
+            data = None
             if window.length == self.view(file).size - at:
                 # The window cannot be larger, because the file ends there. So the frame is
                 # incomplete: search after its first byte.
