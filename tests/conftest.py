@@ -98,6 +98,7 @@ def kernels_are_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 IN_MEMORY = (
+    "tests/cli/test_import_golden.py",
     "tests/conformance/test_batch_queue_repair.py",
     "tests/conformance/test_batch_queues.py",
     "tests/conformance/test_dialect31_recovery.py",
@@ -106,8 +107,12 @@ IN_MEMORY = (
     "tests/conformance/test_log_names.py",
     "tests/conformance/test_own_settings.py",
     "tests/conformance/test_recover.py",
+    "tests/conformance/test_rocketmq5.py",
     "tests/conformance/test_rocketmq_recovery.py",
+    "tests/conformance/test_rocksdb_recovery.py",
     "tests/conformance/test_safe_recovery.py",
+    "tests/conformance/test_store_replay.py",
+    "tests/property/test_rebuild_ways.py",
     "tests/unit/log/test_log_names.py",
     "tests/unit/read",
     "tests/unit/repair/audit",
