@@ -157,7 +157,7 @@ def test_a_load_is_there_once(how: str, brokers: int, shm: Path, tmp_path: Path)
     run = Run(shm / "live", brokers)
     rng = random.Random(SEED)
     # The moments are spread over the load; kills have other moments than power cuts.
-    step = max(1, len(run.states) // count(15))
+    step = max(1, len(run.states) // count(8))
     begin = step // 2 if how == "killed" else 0
     for number, (call, state) in list(enumerate(run.states))[begin::step]:
         image = shm / "image"
@@ -172,7 +172,7 @@ def test_a_disk_that_fails_once(shm: Path, tmp_path: Path) -> None:
     begun(shm / "first", 1)
     rng = random.Random(SEED)
     run = Run(shm / "live", 1)
-    for number in rng.sample(range(1, len(run.states)), count(15)):
+    for number in rng.sample(range(1, len(run.states)), count(8)):
         root = shm / "copy"
         shutil.copytree(shm / "first", root)
         plan = planned(root, 1)

@@ -28,7 +28,7 @@ from tests.crash.ladder import IS_BY_HAND, SEED, count
 from tests.crash.workload import STORE, Workload
 from tests.crash.workload import settings as settings_of
 
-EXAMPLES = 40
+EXAMPLES = 20
 STEPS = 50
 
 

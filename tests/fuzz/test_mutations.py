@@ -19,7 +19,7 @@ from tests.fuzz.mutations import Bench
 from tests.fuzz.readers import read_everything, time_bound
 
 SEED = int(os.environ.get("LOGQUARRY_FUZZ_SEED", "1"))
-QUICK = int(os.environ.get("LOGQUARRY_FUZZ_CASES", "250"))
+QUICK = int(os.environ.get("LOGQUARRY_FUZZ_CASES", "125"))
 ALL = 20_000
 PARTS = 2
 SECONDS = 20.0
