@@ -10,6 +10,11 @@ import pytest
 
 import logquarry as lq
 from logquarry.disk.disk import Disk
+from logquarry.format.checkpoint import Checkpoint, encode
+from logquarry.format.queue_entry import FILLER_SIZE
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import CHECKPOINT
+from logquarry.read.batch_queue import all_queues
 from logquarry.repair.recover.plan import StepKind
 from logquarry.repair.recover.rocketmq import apply_rocketmq, plan_rocketmq
 from tests.conformance import test_store_facts as read_side
@@ -103,3 +108,20 @@ def test_what_java_destroys_is_in_quarantine(golden: Path, tmp_path: Path) -> No
         kept = store / ".logquarry" / "quarantine" / name
         # Empty files (the next file of the log, made ahead) are not kept.
         assert kept.read_bytes() == before[name] if any(before[name]) else not kept.exists()
+
+
+@pytest.mark.parametrize(
+    ("time", "entries"), [(-(1 << 63), 23), (-(1 << 63) + 2_999, 23), (-(1 << 63) + 3_000, 174)]
+)
+def test_the_lowest_times_of_a_checkpoint_wrap(
+    golden: Path, tmp_path: Path, time: int, entries: int
+) -> None:
+    # RocketMQ 4.9.3 took the first two times for the far future, and read only the last log file.
+    scenario = Scenario(golden / "unclean" / "cq-and-index-gone")
+    store = Path(shutil.copytree(scenario.store, tmp_path / "store"))
+    (store / CHECKPOINT).write_bytes(encode(Checkpoint(time, time, time)))
+    config = dataclasses.replace(scenario.config, recovery="rocketmq")
+    apply_rocketmq(plan_rocketmq(store, config), Disk())
+    queues = StoreLayout.open(store, scenario.config)
+    found = [entry for queue in all_queues(queues) for _, entry in queue.entries()]
+    assert sum(entry.size != FILLER_SIZE for entry in found) == entries

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from logquarry.config import IndexKeys
-from logquarry.format import frame
+from logquarry.format import frame, java
 from logquarry.format.arrays import POSITION
 from logquarry.format.checkpoint import Checkpoint, Offsets
 from logquarry.log.codec import Window
@@ -90,8 +90,9 @@ class JavaLog:
         self, checkpoint: Checkpoint, offsets: Offsets, *, index_safe: bool, check_crc: bool
     ) -> int:
         """Return the number of the file at which a recovery after a crash begins."""
-        limit = min(checkpoint.physic_timestamp, checkpoint.logics_timestamp) - _GRACE_MS
-        limit = max(0, limit)
+        limit = min(checkpoint.physic_timestamp, checkpoint.logics_timestamp)
+        # QUIRK: for the lowest times, Java's subtraction wraps to a far future.
+        limit = max(0, java.to_long(limit - _GRACE_MS))
         index_limit = checkpoint.index_timestamp if index_safe else None
         if self.rules.starts_by_frame:
             by_offset = self.rules.starts_by_offset and offsets.logics_physical > 0
