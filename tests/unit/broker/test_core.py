@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from logquarry.broker import Broker, core
+from logquarry.broker import Broker, connection, core
+from logquarry.broker.connection import SparingLog
 from logquarry.broker.core import Lane, Mailbox, Port
 from logquarry.errors import UsageError
 from logquarry.protocol.remoting_codes import RequestCode
@@ -87,6 +88,9 @@ def test_connections_leave_open_files_to_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(core, "file_limit", lambda: 11)
+    # Other tests log refusals too, and a slow machine would log five more in each ten seconds.
+    monkeypatch.setattr(core, "_refusals", SparingLog(core.logger))
+    monkeypatch.setattr(connection, "_INTERVAL_SECONDS", float("inf"))
 
     async def scenario() -> None:
         async with Broker(tmp_path / "s", config=SMALL) as broker:

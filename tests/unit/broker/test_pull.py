@@ -234,19 +234,23 @@ def test_a_held_pull_is_answered_after_its_time(tmp_path: Path) -> None:
     play(scenario, tmp_path / "s")
 
 
-@pytest.mark.parametrize("milliseconds", [1, 400])
-def test_a_queue_that_does_not_reach_its_noted_end(tmp_path: Path, milliseconds: int) -> None:
+@pytest.mark.parametrize("times", [(1,), (400, 4_000, 20_000)])
+def test_a_queue_that_does_not_reach_its_noted_end(tmp_path: Path, times: tuple[int, ...]) -> None:
     """The broker's client got no answer, and the broker read the queue again each millisecond."""
 
     async def scenario(broker: Broker, client: Client) -> None:
         await send(client, "a")
         await arrived(client, "t")
-        broker._pulling._ends["t", 0] = 0, 50
-        fields = SUSPENDS | {"suspendTimeoutMillis": milliseconds}
-        answer = await asyncio.wait_for(client.pull("t", 1, **fields), 10)
-        assert answer.code == ResponseCode.PULL_NOT_FOUND
-        if milliseconds > 100:
-            assert broker._pulling.end_of(("t", 0)) == 1
+        for milliseconds in times:
+            broker._pulling._ends["t", 0] = 0, 50
+            fields = SUSPENDS | {"suspendTimeoutMillis": milliseconds}
+            answer = await client.pull("t", 1, **fields)
+            assert answer.code == ResponseCode.PULL_NOT_FOUND
+            if broker._pulling.end_of(("t", 0)) == 1:
+                return
+        # If the time of a pull ends before its second read, the noted end stays: only a longer
+        # time shows whether the broker drops it.
+        assert times == (1,)
 
     play(scenario, tmp_path / "s")
 

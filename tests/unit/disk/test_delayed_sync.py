@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,23 @@ from tests.helpers.waiting import eventually
 
 
 class Opens:
-    """Replaces ``os.open``. While ``number`` is set, no folder can be opened."""
+    """Replaces ``os.open``. While ``number`` is set, no folder can be opened.
+
+    Attributes:
+        refused: how many folders could not be opened.
+        folders: the folders that were opened, in order.
+    """
 
     def __init__(self) -> None:
         self.number = 0
+        self.refused = 0
         self.folders: list[Path] = []
         self.real = os.open
 
     def __call__(self, path: Any, flags: int, *args: Any, **more: Any) -> int:
         if flags & os.O_DIRECTORY:
             if self.number:
+                self.refused += 1
                 raise OSError(self.number, os.strerror(self.number), str(path))
             self.folders.append(Path(path))
         return self.real(path, flags, *args, **more)
@@ -147,18 +153,22 @@ def test_a_waiting_put_ends_after_its_timeout_or_with_a_later_sync(
     opens.number = errno.EMFILE
     with pytest.raises(SyncDelayed):
         disk.make_folders(tmp_path / "queue")
-    service = GroupCommitService(queue, disk.health, timeout_ms=100)
+    now = 0
+    service = GroupCommitService(queue, disk.health, timeout_ms=100, clock=lambda: now)
     service.start()
-    assert service.wait(queue.max_offset) is False
+    late = service.request(queue.max_offset)
+    now = 100
+    assert late.result() is False
     assert queue.flushed_offset == 0
-    patient = GroupCommitService(queue, disk.health, timeout_ms=60_000)
-    patient.start()
-    wait = patient.request(queue.max_offset)
-    time.sleep(0.05)
+    # No time passes from here on: only a sync can end these waits.
+    waits = [service.request(queue.max_offset)]
+    runs = opens.refused
+    eventually(lambda: opens.refused > runs)
+    waits.append(service.request(queue.max_offset))
+    assert not any(wait.done() for wait in waits)
     opens.number = 0
-    assert wait.result() is True
-    assert service.wait(queue.max_offset) is True
-    assert service.stop() and patient.stop()
+    assert all(wait.result() is True for wait in waits)
+    assert service.stop()
     queue.close()
 
 
@@ -183,7 +193,9 @@ def test_the_run_after_a_delayed_thorough_flush_is_thorough(opens: Opens, tmp_pa
 def test_a_store_without_descriptors_takes_puts_again(opens: Opens, tmp_path: Path) -> None:
     settings = config(flush_disk_type="SYNC_FLUSH", sync_flush_timeout=300)
     with lq.MessageStore.open(tmp_path / "store", mode="rw", config=settings) as store:
-        assert store.put(lq.Message("a", b"0")).status is PutStatus.PUT_OK
+        # With the short timeout, a put on a slow disk would not end with PUT_OK.
+        store.put(lq.Message("a", b"0", wait_store_ok=False))
+        store.flush()
         store.wait_dispatched()
         opens.number = errno.EMFILE
         # The dispatcher cannot make the folder of the new queue durably.

@@ -29,6 +29,8 @@ from tests.helpers.small_store import bodies, opened
 from tests.helpers.waiting import eventually
 
 SIZE = 4096
+PATIENCE_MS = 60_000
+"""A busy machine may need seconds for a file: with the default, a call would not wait for it."""
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def disk() -> FaultyDisk:
 
 @pytest.fixture
 def service(disk: FaultyDisk) -> Iterator[AllocateMappedFileService]:
-    service = AllocateMappedFileService(disk)
+    service = AllocateMappedFileService(disk, timeout_ms=PATIENCE_MS)
     service.start()
     yield service
     assert service.stop()
@@ -47,7 +49,7 @@ def service(disk: FaultyDisk) -> Iterator[AllocateMappedFileService]:
 def test_the_next_file_is_made_ahead_and_deleted_at_the_end(
     disk: FaultyDisk, tmp_path: Path
 ) -> None:
-    service = AllocateMappedFileService(disk, warm=True)
+    service = AllocateMappedFileService(disk, warm=True, timeout_ms=PATIENCE_MS)
     service.start()
     queue = MappedFileQueue(disk, tmp_path, SIZE, allocator=service)
     for number in range(3):
@@ -195,7 +197,7 @@ def test_a_file_that_takes_too_long_comes_later(disk: FaultyDisk, tmp_path: Path
 
 def test_fast_fail_without_a_buffer(disk: FaultyDisk, tmp_path: Path) -> None:
     pool = TransientStorePool(1, SIZE)
-    service = AllocateMappedFileService(disk, pool=pool, fast_fail=True)
+    service = AllocateMappedFileService(disk, pool=pool, fast_fail=True, timeout_ms=PATIENCE_MS)
     service.start()
     file = service.take(tmp_path / "0", tmp_path / "1", SIZE)
     assert file is not None and file.is_transient
@@ -212,7 +214,7 @@ def test_fast_fail_without_a_buffer(disk: FaultyDisk, tmp_path: Path) -> None:
 def test_a_bug_in_the_service_poisons_instead_of_hanging_others(
     disk: FaultyDisk, tmp_path: Path
 ) -> None:
-    service = AllocateMappedFileService(disk, timeout_ms=500)
+    service = AllocateMappedFileService(disk, timeout_ms=PATIENCE_MS)
     service.start()
     # A name that is not a number is not that of a queue file.
     for name in ("x", "0"):

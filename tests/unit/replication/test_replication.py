@@ -24,10 +24,12 @@ from logquarry.write.put_result import PutStatus
 from tests.helpers.replication import QUICK, SIZES, fill, log_bytes, make_certificate, opened
 from tests.helpers.waiting import eventually
 
-MASTER = MasterOptions(times=QUICK)
-SLAVE = SlaveOptions(times=QUICK, first_pause=0.01, longest_pause=0.05)
+# A machine that stops this process for seconds must not end a connection.
+TIMES = replace(QUICK, housekeeping_ms=60_000)
+MASTER = MasterOptions(times=TIMES)
+SLAVE = SlaveOptions(times=TIMES, first_pause=0.01, longest_pause=0.05)
 PATIENT = {"slave_timeout": 60_000, "sync_flush_timeout": 60_000}
-FULL = MasterOptions(times=QUICK, full_history=True)
+FULL = MasterOptions(times=TIMES, full_history=True)
 
 
 def follow(store: lq.StoreWriter, master: HaMaster, options: SlaveOptions = SLAVE) -> HaSlave:
@@ -84,7 +86,7 @@ def test_a_slave_may_ask_for_the_whole_log(options: MasterOptions, tmp_path: Pat
         opened(tmp_path / "m") as store,
         opened(tmp_path / "s", "SLAVE") as copy,
         HaMaster(store, options=options) as master,
-        follow(copy, master, SlaveOptions(times=QUICK, start=0)),
+        follow(copy, master, SlaveOptions(times=TIMES, start=0)),
     ):
         end = fill(store, 400)
         caught_up(master, end)
@@ -112,7 +114,7 @@ def test_transfers_of_any_size_end_anywhere_in_a_frame(tmp_path: Path) -> None:
     with (
         opened(tmp_path / "m") as store,
         opened(tmp_path / "s", "SLAVE") as copy,
-        HaMaster(store, options=MasterOptions(times=QUICK, limits=limits)) as master,
+        HaMaster(store, options=MasterOptions(times=TIMES, limits=limits)) as master,
         follow(copy, master),
     ):
         end = fill(store, 40)

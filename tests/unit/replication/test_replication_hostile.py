@@ -19,7 +19,9 @@ from logquarry.errors import ProtocolViolation, ReplicationError, StoreUnavailab
 from logquarry.protocol.ha_connection import MasterConnection
 from logquarry.protocol.ha_messages import LARGEST_TRANSFER, HaTimes
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
+from logquarry.replication import master as master_module
 from logquarry.replication.master import _Slave
+from logquarry.replication.wire import Wire
 from logquarry.store.log_feed import LogFeed
 from logquarry.write.put_result import PutStatus
 from tests.helpers.replication import QUICK, fill, log_bytes, opened
@@ -101,7 +103,9 @@ def test_connections_are_capped_and_strangers_make_room(tmp_path: Path) -> None:
 
 
 def test_a_stranger_does_not_throw_out_those_who_have_spoken(tmp_path: Path) -> None:
-    options = MasterOptions(times=QUICK, max_connections=1)
+    # The first slave says nothing more, and the master does not end the connection for that.
+    times = HaTimes(heartbeat_ms=100, housekeeping_ms=600_000)
+    options = MasterOptions(times=times, max_connections=1)
     with opened(tmp_path / "m") as store, HaMaster(store, options=options) as master:
         end = fill(store, 5)
         with socket.create_connection((master.host, master.port), 20) as first:
@@ -157,7 +161,17 @@ def test_who_may_connect(tmp_path: Path) -> None:
         MasterOptions(allow=("everybody",))
 
 
-def test_a_slave_that_reads_nothing_costs_what_its_socket_holds(tmp_path: Path) -> None:
+def test_a_slave_that_reads_nothing_costs_what_its_socket_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[_Slave] = []
+
+    class Noted(_Slave):
+        def __init__(self, wire: Wire, machine: MasterConnection) -> None:
+            super().__init__(wire, machine)
+            made.append(self)
+
+    monkeypatch.setattr(master_module, "_Slave", Noted)
     with (
         opened(tmp_path / "m", mapped_file_size_commit_log=1 << 22) as store,
         HaMaster(store, options=MasterOptions(times=QUICK, full_history=True)) as master,
@@ -165,16 +179,10 @@ def test_a_slave_that_reads_nothing_costs_what_its_socket_holds(tmp_path: Path) 
         store.put_many([lq.Message("t", body=bytes(8_000))] * 4_000)
         with socket.create_connection((master.host, master.port), 20) as wire:
             wire.sendall(report(0))
-            sent = [0]
-
-            def has_gone() -> bool:
-                slaves = master.status().slaves
-                sent.extend(slave.sent_bytes for slave in slaves)
-                return sent[-1] > 0 and not slaves
-
-            eventually(has_gone)
+            eventually(lambda: made and made[0].sent and not master.status().slaves)
         # The master gave it at most its socket's buffer and one turn.
-        assert 0 < max(sent) < store.max_offset - (1 << 22)
+        (slave,) = made
+        assert 0 < slave.sent < store.max_offset - (1 << 22)
         assert store.put(lq.Message("t")).ok
 
 

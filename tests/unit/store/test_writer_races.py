@@ -124,7 +124,7 @@ def test_closing_while_a_service_puts(
     assert passed.wait(SECONDS)
     began = time.monotonic()
     closing = start(store.close)
-    closing.join(0.2)
+    eventually(lambda: any(service.is_stopping for service in store._engine._services))
     go_on.set()
     closing.join(2 * SECONDS)
     assert time.monotonic() - began < SECONDS / 2
@@ -250,7 +250,7 @@ def test_a_get_while_another_thread_loads_the_kernel(
     assert len(found) == (3 if compiled.is_compiled() else 1)
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that sends a signal")
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to one thread")
 def test_no_thread_writes_after_an_interrupted_close(tmp_path: Path) -> None:
     """The next writer may already have the files open."""
     store = opened(tmp_path)
@@ -267,13 +267,20 @@ def test_no_thread_writes_after_an_interrupted_close(tmp_path: Path) -> None:
         threading.Timer(0.3, may_go_on.set).start()
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    own = threading.get_ident()
+
+    def interrupt_close() -> None:
+        eventually(lambda: store._engine._dispatching.is_stopping)
+        signal.pthread_kill(own, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    interrupting = start(interrupt_close)
     try:
         with pytest.raises(KeyboardInterrupt):
             store.close()
     finally:
-        signal.signal(signal.SIGALRM, before)
+        interrupting.join(SECONDS)
+        signal.signal(signal.SIGUSR1, before)
     assert may_go_on.is_set()
     assert all(service.stop(0) for service in store._engine._services)
     store.close()

@@ -34,7 +34,8 @@ class Log:
         self.offsets: dict[QueueKey, int] = {}
         self.writer = CommitLogWriter(
             self.files,
-            StoreConfig.from_mapping(settings),
+            # Otherwise a put fails if another thread stops for a second while it holds the log.
+            StoreConfig.from_mapping({"osPageCacheBusyTimeOutMills": 60_000} | settings),
             clock=lambda: NOW,
             queue_offsets=self.offsets,
             flags=self.flags,

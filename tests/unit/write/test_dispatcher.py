@@ -43,7 +43,12 @@ class Store:
     def __init__(self, root: Path, **settings: Any) -> None:
         self.root = root
         self.disk = Disk()
-        self.config = StoreConfig(mapped_file_size_consume_queue=4 * UNIT_SIZE, **settings)
+        self.config = StoreConfig(
+            mapped_file_size_consume_queue=4 * UNIT_SIZE,
+            # Otherwise a put fails if another thread stops for a second while it holds the log.
+            os_page_cache_busy_time_out_mills=60_000,
+            **settings,
+        )
         self.flags = RunningFlags()
         self.files = MappedFileQueue(self.disk, root / "commitlog", 2_000)
         self.writer = CommitLogWriter(

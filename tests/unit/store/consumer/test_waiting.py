@@ -22,6 +22,7 @@ from logquarry.store.consumer.source import Arrivals
 from logquarry.store.message_store import StoreWriter
 from tests.helpers.consumer_stores import LONG, fill, numbers, saved
 from tests.helpers.small_store import facts, opened
+from tests.helpers.waiting import eventually
 
 
 @pytest.fixture(name="store")
@@ -46,8 +47,7 @@ def test_a_consumer_waits_for_what_comes(store: StoreWriter) -> None:
         for _ in range(40):
             next(other)
     # Before its first read a consumer has no queue, and so no lag.
-    while thread.is_alive() and len(found) < 40:
-        thread.join(0.01)
+    eventually(lambda: len(found) == 40)
     consumer.close()
     thread.join(LONG)
     assert not thread.is_alive()
@@ -59,10 +59,15 @@ def test_closing_the_store_ends_consumers(tmp_path: Path) -> None:
         fill(store, 5)
         consumer = store.consumer("g", "t")
         found: list[int] = []
-        thread = threading.Thread(target=lambda: found.extend(numbers(consumer)))
+
+        def consume() -> None:
+            for message in consumer:
+                found.append(int(message.body))
+
+        thread = threading.Thread(target=consume)
         thread.start()
-        while consumer.lag():
-            thread.join(0.01)
+        # Before its first read a consumer has no queue, and so no lag.
+        eventually(lambda: len(found) == 5)
     thread.join(LONG)
     assert not thread.is_alive() and found == list(range(5)) and consumer.is_closed
     with pytest.raises(StoreUnavailable):
