@@ -456,7 +456,9 @@ class Disk:
         if error.errno == errno.ENOTDIR:
             file = next((place for place in reversed(path.parents) if place.is_file()), path)
             return StoreUnavailable(f"{file}: it is not a folder: move it away")
-        return StoreUnavailable(f"{path}: {error.strerror or error}")
+        step = _NOT_OPENED.get(error.errno or 0)
+        then = "" if step is None else f": {step}"
+        return StoreUnavailable(f"{path}: {error.strerror or error}{then}")
 
     def failed(self, path: Path, what: str, error: OSError) -> StoreUnavailable:
         """Poison the store after a failure that may have changed files. Return the exception."""

@@ -73,6 +73,15 @@ def test_no_sync_succeeds_before_the_delayed_one(number: int, opens: Opens, tmp_
     disk.close(descriptor)
 
 
+def test_an_error_names_the_limit_to_raise(tmp_path: Path) -> None:
+    error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    found = str(Disk().refused(tmp_path, error))
+    assert (
+        found
+        == f"{tmp_path}: Too many open files: raise the process's limit of open files (ulimit -n)"
+    )
+
+
 def test_a_new_file_is_removed_again(opens: Opens, tmp_path: Path) -> None:
     disk = Disk()
     opens.number = errno.EMFILE
