@@ -31,7 +31,22 @@ the end of a queue, a torn tail) are return values, not exceptions.
 
 from __future__ import annotations
 
-from typing import Any
+import errno
+from typing import Any, Final
+
+LIMITS: Final = {
+    errno.EMFILE: "raise the process's limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
+    errno.ENOMEM: "free memory",
+}
+"""Errors of ``open`` that are no fault of the file or the disk, each with the user's next step."""
+
+
+def reason_of(error: OSError) -> str:
+    """Return why a system call failed. If a limit was reached, add the user's next step."""
+    step = LIMITS.get(error.errno or 0)
+    reason = error.strerror or str(error)
+    return reason if step is None else f"{reason}: {step}"
 
 
 class LogquarryError(Exception):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.disk.service import Health, SyncDelayed, abandon_in_children
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import LIMITS, StoreUnavailable, reason_of
 from logquarry.log.readable import WatchedMap, c_library
 
 logger = logging.getLogger(__name__)
@@ -31,12 +31,6 @@ _ZEROS: Final = bytes(1 << 20)
 _COPY_BYTES: Final = 1 << 20
 _PUNCH_HOLE_KEEP_SIZE: Final = 3
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_NOT_OPENED: Final = {
-    errno.EMFILE: "raise the process's limit of open files (ulimit -n)",
-    errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
-    errno.ENOMEM: "free memory",
-}
-"""Errors of ``open`` that are no fault of the disk, each with the next step of the user."""
 
 
 class FolderNotOpened(OSError):
@@ -120,7 +114,7 @@ class Disk:
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
-            if error.errno not in _NOT_OPENED:
+            if error.errno not in LIMITS:
                 raise
             raise FolderNotOpened(error.errno, error.strerror, str(folder)) from error
         try:
@@ -456,9 +450,7 @@ class Disk:
         if error.errno == errno.ENOTDIR:
             file = next((place for place in reversed(path.parents) if place.is_file()), path)
             return StoreUnavailable(f"{file}: it is not a folder: move it away")
-        step = _NOT_OPENED.get(error.errno or 0)
-        then = "" if step is None else f": {step}"
-        return StoreUnavailable(f"{path}: {error.strerror or error}{then}")
+        return StoreUnavailable(f"{path}: {reason_of(error)}")
 
     def failed(self, path: Path, what: str, error: OSError) -> StoreUnavailable:
         """Poison the store after a failure that may have changed files. Return the exception."""
@@ -488,7 +480,7 @@ def free_path(path: Path) -> Path:
 
 
 def _delayed(folder: Path, error: OSError) -> SyncDelayed:
-    step = _NOT_OPENED.get(error.errno or 0, "close files")
+    step = LIMITS.get(error.errno or 0, "close files")
     return SyncDelayed(
         f"{folder}: cannot be opened for a sync: {error.strerror}. Nothing is lost, and the next "
         f"flush tries again: {step}"

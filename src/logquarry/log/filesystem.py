@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from logquarry.errors import StoreNotFound, UnreadableFile
+from logquarry.errors import StoreNotFound, UnreadableFile, reason_of
 from logquarry.log.readable import (
     UNREADABLE,
     ReadableMap,
@@ -270,7 +270,7 @@ class LocalFileSystem(FileSystem):
             return []
         except OSError as error:
             where = self._path(path).rstrip("/")
-            raise StoreNotFound(f"{where}: cannot be read: {error.strerror}") from error
+            raise StoreNotFound(f"{where}: cannot be read: {reason_of(error)}") from error
         return sorted(entry for entry in entries if entry is not None)
 
     def _entry(self, folder: str, name: os.DirEntry[str]) -> Entry | None:
@@ -348,7 +348,7 @@ class LocalFileSystem(FileSystem):
         return os.path.realpath(self._path(path))
 
     def _unreadable(self, path: str, error: OSError) -> StoreNotFound:
-        return StoreNotFound(f"{self.full_path(path)}: cannot be read: {error.strerror}")
+        return StoreNotFound(f"{self.full_path(path)}: cannot be read: {reason_of(error)}")
 
 
 class _ArrowFile(FileView):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from logquarry.errors import StoreNotFound
+from logquarry.errors import StoreNotFound, reason_of
 from logquarry.format.arrays import BLANK, NEED_MORE, REACHED_STOP
 from logquarry.format.frame import BLANK as BLANK_LAYOUT
 from logquarry.format.frame import ENTRY_HEAD, FIXED_SIZE_V1, has_entry_head_reference
@@ -62,7 +62,7 @@ class OpenFiles:
                 return None
             except OSError as error:
                 full = self._layout.filesystem.full_path(path)
-                raise StoreNotFound(f"{full}: cannot be read: {error.strerror}") from error
+                raise StoreNotFound(f"{full}: cannot be read: {reason_of(error)}") from error
             if len(self._open) > MOST_OPEN:
                 self._open.popitem(last=False)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import threading
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.disk.disk import Disk
-from logquarry.errors import CorruptFile, StoreUnavailable, UsageError
+from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format.java import LONG_MAX
 from logquarry.ingest import load as load_module
 from logquarry.ingest.load import (
@@ -24,6 +26,7 @@ from logquarry.ingest.load import (
     plan_load,
 )
 from logquarry.ingest.staging import LoadPlan
+from logquarry.store.load import ledger as ledger_module
 from logquarry.store.load.ledger import Ledger, LoadId
 from logquarry.store.load.loading import Loaded
 from logquarry.store.message_store import StoreWriter
@@ -249,3 +252,33 @@ def test_the_ledger_knows_its_applications(tmp_path: Path) -> None:
     assert ledger.has(LoadId("имя / with anything", 5))
     assert not ledger.has(LoadId("имя / with anything", 6))
     assert not ledger.has(LoadId("another", 0))
+
+
+def test_a_limit_of_open_files_is_no_damage_of_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(Disk(), tmp_path)
+    ledger.add(LOAD)
+
+    def fails(path: object) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    monkeypatch.setattr(ledger_module, "read_file", fails)
+    with pytest.raises(StoreUnavailable, match=r"Too many open files: raise .*\(ulimit -n\)$"):
+        ledger.has(LOAD)
+    monkeypatch.undo()
+    assert ledger.has(LOAD)
+
+
+def test_a_reader_names_the_limit_of_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with StoreWriter.start(tmp_path / "s", config=config()) as store:
+        store.put(lq.Message("orders", b"1"))
+
+    def fails(path: str) -> object:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    monkeypatch.setattr(os, "scandir", fails)
+    with pytest.raises(StoreNotFound, match=r"cannot be read: Too many open files: raise "):
+        lq.MessageStore.open(tmp_path / "s")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.disk.disk import Disk
-from logquarry.errors import CorruptFile, StoreUnavailable, UsageError
+from logquarry.errors import LIMITS, CorruptFile, StoreUnavailable, UsageError, reason_of
 from logquarry.format.java import LONG_MAX
 from logquarry.log.store_files import INTENT, LOADS
 from logquarry.repair.recover.apply import disk_json
@@ -193,13 +193,17 @@ class Ledger:
 def read_document(path: Path) -> dict[str, Any] | None:
     """Read a JSON document that this module wrote; return None if there is no file.
 
-    Raises CorruptFile if the document is invalid.
+    Raises:
+        CorruptFile: if the document is invalid, or the disk cannot read it.
+        StoreUnavailable: if the file could not be opened because a limit was reached.
     """
     try:
         document = json.loads(read_file(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, OSError) and error.errno in LIMITS:
+            raise StoreUnavailable(f"{path}: {reason_of(error)}") from error
         raise CorruptFile(str(path), 0, f"cannot be read: {error}") from error
     if not isinstance(document, dict) or document.get("written_by") != _WRITTEN_BY:
         raise CorruptFile(str(path), 0, "it was not written by a load")
