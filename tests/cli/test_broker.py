@@ -20,6 +20,7 @@ import logquarry as lq
 from logquarry.protocol.remoting_codes import RequestCode
 from tests.helpers.broker_client import connected, serving
 from tests.helpers.command import run
+from tests.helpers.slow_disk import log_no_slow_disk
 
 COMMAND = [sys.executable, "-m", "logquarry"]
 PATIENCE_SECONDS = 120
@@ -84,7 +85,8 @@ def test_usage(words: list[str], reason: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--listen", "--name-port", "--metrics"])
-def test_a_port_in_use(option: str) -> None:
+def test_a_port_in_use(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    log_no_slow_disk(monkeypatch)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         words = {"--listen": "127.0.0.1:0", "--name-port": "0"}

@@ -73,7 +73,8 @@ def test_asking_often_takes_no_room() -> None:
 
 
 def test_threads_that_ended_still_count() -> None:
-    recorder = StatsRecorder()
+    clock = FakeClock()
+    recorder = StatsRecorder(clock)
 
     def work() -> None:
         for _ in range(100):
@@ -85,6 +86,7 @@ def test_threads_that_ended_still_count() -> None:
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
+    clock.now += 1
     stats = recorder.snapshot()
     assert (stats.put_messages, stats.put_bytes, stats.put_failed) == (2_000, 200_000, 20)
     assert (stats.get_missed, stats.put_times["10-50ms"]) == (20, 2_000)

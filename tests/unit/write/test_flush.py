@@ -25,6 +25,8 @@ from tests.helpers.failing_disk import EIO, FaultyDisk
 from tests.helpers.waiting import eventually
 
 SIZE = 1 << 20
+PATIENCE_MS = 60_000
+"""With the default of 5 s, a wait could end before a busy machine has started all threads."""
 
 
 class FakeClock:
@@ -61,7 +63,7 @@ def test_64_waiters_share_few_syncs(
     disk: FaultyDisk, queue: MappedFileQueue, tmp_path: Path
 ) -> None:
     times = CheckpointFile(disk, tmp_path / "checkpoint")
-    service = GroupCommitService(queue, disk.health, checkpoint=times)
+    service = GroupCommitService(queue, disk.health, checkpoint=times, timeout_ms=PATIENCE_MS)
     service.start()
     before = disk.counts["fdatasync"]
     disk.gate.clear()
@@ -92,7 +94,7 @@ def test_64_waiters_share_few_syncs(
 def test_a_failed_sync_fails_all_waiters_and_all_later_ones(
     disk: FaultyDisk, queue: MappedFileQueue
 ) -> None:
-    service = GroupCommitService(queue, disk.health)
+    service = GroupCommitService(queue, disk.health, timeout_ms=PATIENCE_MS)
     service.start()
     disk.gate.clear()
     first = service.request(put(queue, b"first"))
@@ -166,7 +168,7 @@ def test_an_offset_that_is_not_reached_is_a_timeout(
 
 
 def test_stopping_syncs_what_was_asked_for(disk: FaultyDisk, queue: MappedFileQueue) -> None:
-    service = GroupCommitService(queue, disk.health)
+    service = GroupCommitService(queue, disk.health, timeout_ms=PATIENCE_MS)
     service.start()
     futures = [service.request(put(queue, b"x")) for _ in range(100)]
     assert service.stop()
@@ -179,7 +181,7 @@ def test_stopping_syncs_what_was_asked_for(disk: FaultyDisk, queue: MappedFileQu
 def test_a_request_that_comes_late_for_what_is_on_the_disk(
     disk: FaultyDisk, queue: MappedFileQueue
 ) -> None:
-    service = GroupCommitService(queue, disk.health)
+    service = GroupCommitService(queue, disk.health, timeout_ms=PATIENCE_MS)
     service.start()
     offset = put(queue, b"x" * 100)
     assert service.stop()
@@ -212,7 +214,7 @@ def test_a_request_that_times_out_just_when_it_is_synced(
 def test_messages_that_nobody_waits_for_are_flushed_too(
     disk: FaultyDisk, queue: MappedFileQueue
 ) -> None:
-    service = GroupCommitService(queue, disk.health)
+    service = GroupCommitService(queue, disk.health, timeout_ms=PATIENCE_MS)
     service.start()
     end = put(queue, b"x")
     service.wakeup()

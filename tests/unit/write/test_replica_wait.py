@@ -307,8 +307,8 @@ def test_the_statuses_of_a_store(flush: str, tmp_path: Path) -> None:
         assert store.put(lq.Message("t")).status is LATE_SLAVE
         assert store.put_async(lq.Message("t")).result(60).status is LATE_SLAVE
         assert store.put(lq.Message("t", wait_store_ok=False)).status is OK
-    # From here on the slave answers in time, even if this thread has to wait for a core.
-    config = dataclasses.replace(config, slave_timeout=600_000)
+    # From here on slave and disk answer in time, even if this thread has to wait for a core.
+    config = dataclasses.replace(config, slave_timeout=600_000, sync_flush_timeout=600_000)
     with lq.MessageStore.open(tmp_path / "s", config=config, mode="rw") as store:
         slaves = store.log_feed().replicas
         slaves.slave_came()

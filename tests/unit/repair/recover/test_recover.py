@@ -19,6 +19,7 @@ from logquarry.read.log_end import known_damage
 from logquarry.repair.recover.plan import StepKind
 from logquarry.testing.builder import StoreBuilder
 from tests.helpers.failing_disk import StoppedDisk
+from tests.helpers.slow_disk import log_no_slow_disk
 from tests.helpers.small_store import bodies, config, facts, held_by_a_broker, opened
 
 COUNT = 60
@@ -54,8 +55,9 @@ def test_a_plan_touches_nothing(tmp_path: Path) -> None:
 
 
 def test_applied_it_opens_as_a_store_that_was_closed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    log_no_slow_disk(monkeypatch)
     root = crashed(tmp_path)
     assert lq.recover(root, apply=True).is_needed
     assert not (root / "abort").exists()

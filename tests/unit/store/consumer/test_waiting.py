@@ -66,7 +66,6 @@ def test_closing_the_store_ends_consumers(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=consume)
         thread.start()
-        # Before its first read a consumer has no queue, and so no lag.
         eventually(lambda: len(found) == 5)
     thread.join(LONG)
     assert not thread.is_alive() and found == list(range(5)) and consumer.is_closed
