@@ -17,7 +17,12 @@ from logquarry.spark.lakehouse.write import TableResult
 from logquarry.spark.tasks import ReadTask
 
 KINDS = ("delta", "iceberg")
-SMALL = lq.StoreConfig(mapped_file_size_commit_log=1 << 14, mapped_file_size_consume_queue=2_000)
+SMALL = lq.StoreConfig(
+    mapped_file_size_commit_log=1 << 14,
+    mapped_file_size_consume_queue=2_000,
+    max_hash_slot_num=100,
+    max_index_num=400,
+)
 
 
 def put(store: Path, *bodies: bytes, topic: str = "orders", **fields: Any) -> list[int]:

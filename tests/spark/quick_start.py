@@ -1,8 +1,11 @@
 """Settings with which Spark starts sooner, and ends small queries sooner."""
 
 # The processes live for some minutes on two cores: the JVM's optimizing compiler would only cost
-# time.
-QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# time. Without the verification of Spark's own classes, the JVM starts a fifth sooner.
+SHORT_LIVED = (
+    "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+QUICK_START = f"{SHORT_LIVED} -XX:+UseSerialGC"
 
 SMALL_QUERIES = {
     # By default, a streaming aggregation keeps 200 state stores, one per partition.

@@ -21,6 +21,7 @@ from logquarry.spark.jobs import run_tasks
 from logquarry.testing.builder import fill
 from tests.helpers.command import jsonl, run
 from tests.helpers.hostile_store import harm, make_small_store
+from tests.spark.quick_start import QUICK_START
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
@@ -128,6 +129,7 @@ def test_interrupted(tmp_path: Path, seconds: float | None) -> None:
             *(sys.executable, "-c", HEEDING_INTERRUPTS),
             *("export", str(store), "--to", str(target), "--spark-master", "local[1]"),
         ],
+        env={**os.environ, "SPARK_SUBMIT_OPTS": QUICK_START},
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         start_new_session=True,

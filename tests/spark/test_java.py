@@ -14,6 +14,7 @@ import pytest
 
 from logquarry.spark import session
 from logquarry.spark.session import JavaNotFound, find_java, java_home, shim_home
+from tests.spark.quick_start import SHORT_LIVED
 
 RELEASES = {
     8: 'java version "1.8.0_292"',
@@ -230,9 +231,10 @@ def test_session_without_java_anywhere(tmp_path: Path) -> None:
         found = next(path for path in (Path("/bin", name), Path("/usr/bin", name)) if path.exists())
         (tools / name).symlink_to(found)
     program = """
-        import os
+        import os, sys
         from logquarry.spark import get_session
-        spark = get_session(master="local[1]", config={"spark.sql.shuffle.partitions": "1"})
+        config = {"spark.sql.shuffle.partitions": "1", "spark.driver.extraJavaOptions": sys.argv[1]}
+        spark = get_session(master="local[1]", config=config)
         version = spark.sparkContext._jvm.System.getProperty("java.version")
         zone = spark.conf.get("spark.sql.session.timeZone")
         assert get_session() is spark or get_session().sparkContext is spark.sparkContext
@@ -240,7 +242,7 @@ def test_session_without_java_anywhere(tmp_path: Path) -> None:
         spark.stop()
     """
     run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
+        [sys.executable, "-c", textwrap.dedent(program), SHORT_LIVED],
         env={"PATH": str(tools), "HOME": str(tmp_path)},
         cwd=tmp_path,
         capture_output=True,

@@ -1,6 +1,7 @@
 """A variant of PySpark's daemon, which forks the workers.
 
-This variant prints no traceback if the JVM closes a worker's connection.
+This variant imports the modules of the workers once, before it forks, and prints no traceback if
+the JVM closes a worker's connection.
 
 The setting ``spark.python.daemon.module`` makes Spark run this module. The Python processes that
 plan a read ignore the setting: see :mod:`pyspark_logquarry`.
@@ -8,10 +9,34 @@ plan a read ignore the setting: see :mod:`pyspark_logquarry`.
 
 from __future__ import annotations
 
+import gc
+import os
+
 from pyspark import daemon
 
 from logquarry.spark.worker import ignore_hang_ups
 
+
+def load_worker_modules() -> None:
+    """Import the modules that a worker needs and that start no thread.
+
+    Spark starts a new worker after an error or an idle minute. Without this call, each worker
+    spends most of its first second on these imports. Threads do not survive a fork, so this call
+    leaves out pyarrow, whose allocator has a thread. NumPy's OpenBLAS starts threads unless Spark
+    has set one thread for it.
+    """
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        return
+    import pyspark.worker  # noqa: F401
+
+    from logquarry.log import codec, walk  # noqa: F401
+
+    codec.kernels()
+    # Keep the garbage collection of the workers from copying the memory that they share.
+    gc.freeze()
+
+
 if __name__ == "__main__":
     ignore_hang_ups()
+    load_worker_modules()
     daemon.manager()

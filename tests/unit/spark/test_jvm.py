@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import sys
 import traceback
 from pathlib import Path
 
 import pytest
 
+from logquarry.log.codec import SWITCH
 from logquarry.spark import session, worker
 from logquarry.spark.session import launch_environment
 
@@ -111,3 +113,25 @@ def test_outside_of_workers_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> 
     before = sys.stderr
     worker.ignore_hang_ups()
     assert sys.stderr is before
+
+
+LOADED = """
+import os, sys
+from logquarry.spark.daemon import load_worker_modules
+load_worker_modules()
+print("pyspark.worker" in sys.modules, "numba" in sys.modules, len(os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the threads of a process")
+@pytest.mark.parametrize(("threads", "expected"), [("1", "True True 1"), (None, "False False 1")])
+def test_the_daemon_starts_no_thread_before_it_forks(threads: str | None, expected: str) -> None:
+    """A worker would wait forever for a lock that such a thread had held."""
+    pytest.importorskip("pyspark")
+    environment = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", SWITCH)}
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = threads
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == expected
