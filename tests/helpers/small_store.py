@@ -22,15 +22,15 @@ SMALL: dict[str, Any] = {
     "mapped_file_size_consume_queue": 400,
     "max_hash_slot_num": 50,
     "max_index_num": 200,
-    # A busy machine may stop a thread, or need for a file or a sync, for seconds. With the
-    # defaults, puts of other threads would fail, or end with FLUSH_DISK_TIMEOUT.
-    "os_page_cache_busy_time_out_mills": 60_000,
-    "sync_flush_timeout": 60_000,
 }
+PATIENT = {"os_page_cache_busy_time_out_mills": 60_000, "sync_flush_timeout": 60_000}
+"""A busy machine may stop a thread for seconds, and a slow disk may need seconds for a file. With
+the defaults, puts of other threads would then fail, or end with FLUSH_DISK_TIMEOUT.
+"""
 
 
 def config(**settings: Any) -> lq.StoreConfig:
-    return lq.StoreConfig(**(SMALL | settings))
+    return lq.StoreConfig(**(SMALL | PATIENT | settings))
 
 
 def opened(root: Path, disk: FaultyDisk | None = None, **settings: Any) -> StoreWriter:

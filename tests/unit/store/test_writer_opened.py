@@ -25,7 +25,7 @@ from logquarry.repair.verification import verify_store
 from logquarry.store import services
 from tests.helpers.failing_disk import FaultyDisk
 from tests.helpers.python_process import run
-from tests.helpers.small_store import NOW, bodies, config, facts, message_files, opened
+from tests.helpers.small_store import NOW, SMALL, bodies, config, facts, message_files, opened
 
 # ------------------------------------------------------------------------------ open and close
 _KERNELS_OF_A_PUT = """
@@ -79,7 +79,7 @@ def test_sizes_are_those_of_the_files(tmp_path: Path) -> None:
     with lq.MessageStore.open(tmp_path, mode="rw") as store:
         # The writer takes the kinds of queues and index from the files too.
         assert store.config == dataclasses.replace(
-            config(),
+            lq.StoreConfig(**SMALL),
             dialect="4.9",
             index_tags=False,
             mapper_file_size_batch_consume_queue=13_800_000,
