@@ -91,7 +91,7 @@ class Sending(Part):
 
     @answers(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
     def send(self, request: Request) -> None:
-        """Put the message or the batch in a request."""
+        """Put the message or the batch of a request into the store."""
         core, fields = self._core, request.fields
         writer = core.tables.require_writer()
         is_batch = fields["batch"] or request.command.code == _BATCH

@@ -292,7 +292,7 @@ def copied(run: Run, start: int = 0) -> Run | None:
     Raises CorruptFrame if a frame is lost and the run's ``on_lost`` does not allow the read to
     continue without the frame.
     """
-    # Copy before the check, because a page that is lost later does not affect the copy.
+    # Copy first, then check: the check must also find a page that is lost during the copy.
     window = replace(run.window, data=run.window.data.copy())
     kept = run.rows[:, 0].astype(np.int64) + run.window.base >= start
     for number, span in _lost_spans(run):

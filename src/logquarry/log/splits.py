@@ -48,7 +48,7 @@ class LogSplit:
 
 @dataclass(frozen=True, slots=True)
 class LogExtent:
-    """The start and end of the log that are known before the whole log is read.
+    """The start and end of the log, as far as they are known before the whole log is read.
 
     Attributes:
         stop: end (exclusive) of the bytes that can belong to a message.

@@ -265,8 +265,8 @@ class ConfigServer(Server[_Asking]):
         return min(waits, default=LONGEST_WAIT_MS)
 
     def _serve(self, peer: _Asking, now: int) -> int:
-        # If the previous answer is sent, answers one more request. Returns the number of
-        # milliseconds until the next call.
+        # Answers the peer's next request, but only after the previous answer was sent completely.
+        # Returns the number of milliseconds until the next call.
         wire = peer.wire
         left = peer.heard_ms + self._options.idle_ms - now
         if left <= 0:

@@ -276,7 +276,9 @@ class StoreEngine:
         return offsets
 
     def _make_services(self) -> None:
-        """Create the services, in the order of their stop, and the object that settles puts."""
+        """Create the services, and the object that settles puts. A normal close stops the services
+        in the order of the list ``_services``.
+        """
         config, health, files = self.config, self.health, self.files
         if config.broker_role == "SLAVE":
             self.flags.set(Refusal.SLAVE)

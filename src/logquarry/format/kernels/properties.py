@@ -39,7 +39,7 @@ def name_table(names: Sequence[str]) -> tuple[Array, Array, Array]:
 
 @kernel
 def which_name(key: int, length: int, data: Array, lengths: Array, starts: Array) -> int:
-    """Return which of the names is at an address, as an index; -1 if it is none of them."""
+    """Return the index of the name that is at an address; -1 if none of the names is there."""
     for name in range(lengths.shape[0]):
         if lengths[name] == length:
             same = True

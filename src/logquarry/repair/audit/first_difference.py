@@ -231,7 +231,8 @@ class BatchQueueAudit:
         self._disk = disk
         self._damage = damage
         self._had = 0 if disk is None else disk.entry_end
-        # Number of the next entry to compare; None until the log's first message of this queue.
+        # Number of the next entry to compare; None until the walk of the log
+        # reaches a message of this queue.
         self._at: int | None = None
         self._next = 0
         self._found: FirstDifference | None = None

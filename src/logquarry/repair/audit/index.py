@@ -82,7 +82,9 @@ class IndexAudit:
             self._stream.take(places, hashes)
 
     def is_next(self, start: Place) -> bool:
-        """Whether ``start`` is the next entry to compare, or a difference was found before."""
+        """Return whether ``start`` is the next entry to compare. After a difference, the result is
+        always True, because no further entry is compared.
+        """
         return self._stream.is_broken or self._stream.place == start
 
     def add_sound(self, stop: Place) -> None:

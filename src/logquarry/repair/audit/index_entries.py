@@ -226,7 +226,9 @@ class IndexEntries:
 
     @cached_property
     def odd_headers(self) -> frozenset[str]:
-        """Paths of the files whose header has other offsets than the first and last entry."""
+        """Paths of the index files with a wrong header: its begin or end offset is not the physical
+        offset of the first or last entry.
+        """
         return frozenset(
             part.path
             for number, part in enumerate(self._parts)
@@ -304,7 +306,9 @@ class EntryStream:
         self._place = self._entries.normal(place)
 
     def take(self, places: Int64, hashes: Int64) -> None:
-        """Compare the next keys: the physical offsets of their messages, and their hashes."""
+        """Compare the next keys of the log with the next entries. ``places`` has the physical
+        offset of each key's message, ``hashes`` the hash of each key.
+        """
         done = 0
         while done < len(hashes) and not self.is_at_end:
             number, at = self._place
