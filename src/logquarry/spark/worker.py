@@ -30,9 +30,10 @@ def in_worker() -> bool:
 
 
 _tasks = 0
+_modules = 0
 _LOADING = 3
-"""Only this many first tasks of a worker call :func:`gc.freeze`, because later tasks load few new
-objects that live long.
+"""The first tasks of a worker, and each task after one that imported modules, call
+:func:`gc.freeze`. Other tasks leave few new objects that live long.
 """
 
 
@@ -42,13 +43,14 @@ def settle() -> None:
     PySpark collects garbage after each task. Visiting every object of numba, pyarrow and PySpark
     takes 60 ms, a fifth of the time to decode 128 MiB of log.
     """
-    global _tasks  # noqa: PLW0603
-    if in_worker() and _tasks < _LOADING:
+    global _tasks, _modules  # noqa: PLW0603
+    if in_worker() and (_tasks < _LOADING or len(sys.modules) > _modules):
         from logquarry.log import codec
 
         codec.kernels()
         gc.freeze()
         _tasks += 1
+        _modules = len(sys.modules)
 
 
 class QuietErrors:
