@@ -30,27 +30,30 @@ def in_worker() -> bool:
 
 
 _tasks = 0
+_modules = 0
 _LOADING = 3
-"""Number of a worker's first tasks that call :func:`gc.freeze`. Later tasks load few new objects
-that live long.
+"""The first tasks of a worker, and each task after one that imported modules, call
+:func:`gc.freeze`. Other tasks leave few new objects that live long.
 """
 
 
 def settle() -> None:
-    """In a worker's first tasks, exclude all objects that exist now from garbage collection.
+    """In some of a worker's tasks, exclude all objects that exist now from garbage collection:
+    in the first tasks, and in a task after one that imported modules.
 
     Call this function at the start of a task.
 
     PySpark collects garbage after each task. Visiting every object of numba, pyarrow and PySpark
     takes 60 ms, a fifth of the time to decode 128 MiB of log.
     """
-    global _tasks  # noqa: PLW0603
-    if in_worker() and _tasks < _LOADING:
+    global _tasks, _modules  # noqa: PLW0603
+    if in_worker() and (_tasks < _LOADING or len(sys.modules) > _modules):
         from logquarry.log import codec
 
         codec.kernels()
         gc.freeze()
         _tasks += 1
+        _modules = len(sys.modules)
 
 
 class QuietErrors:

@@ -115,6 +115,24 @@ def test_outside_of_workers_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> 
     assert sys.stderr is before
 
 
+def test_objects_of_new_modules_are_excluded_from_garbage_collection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PySpark collects garbage after each task, also of modules that a late task imported."""
+    frozen: list[int] = []
+    monkeypatch.setenv("PYTHON_WORKER_FACTORY_SOCK_DIR", "/nowhere")
+    monkeypatch.setattr(worker, "_tasks", 0)
+    monkeypatch.setattr(worker, "_modules", 0)
+    monkeypatch.setattr("gc.freeze", lambda: frozen.append(1))
+    for _ in range(10):
+        worker.settle()
+    assert len(frozen) == 3
+    monkeypatch.setitem(sys.modules, "imported_by_a_late_task", worker)
+    for _ in range(10):
+        worker.settle()
+    assert len(frozen) == 4
+
+
 LOADED = """
 import os, sys
 from logquarry.spark.daemon import load_worker_modules
