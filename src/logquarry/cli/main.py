@@ -213,7 +213,7 @@ def _checked(stream: TextIO, name: str | None) -> TextIO:
     return io.TextIOWrapper(
         _Checked(stream, name),
         encoding=stream.encoding,
-        # Escape characters of file names that the stream's encoding does not support.
+        # If the encoding lacks a character, for example of a file name, write an escape sequence.
         errors="backslashreplace",
         line_buffering=name is None or stream.isatty() or stream.write_through,
     )

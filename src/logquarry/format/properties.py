@@ -179,7 +179,8 @@ def parse_int(text: str) -> int | None:
 #
 #     frame ... | __CRC32# 01 | 10 digits, the least significant first | 02
 #
-# The last 20 bytes of the frame hold the CRC-32 of all bytes before them, without its highest bit.
+# These are the last 20 bytes of the frame. The digits are the CRC-32 of all bytes before these 20,
+# with the highest bit of the CRC set to 0.
 
 CRC_PREFIX: Final = b"__CRC32#\x01"
 CRC_SIZE: Final = 20

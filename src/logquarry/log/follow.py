@@ -305,7 +305,7 @@ def _other_keys(window: Window, rows: Rows, keys: IndexKeys) -> tuple[Int64, Int
 
 
 def follow_run(follower: Follower, run: Run) -> Iterator[tuple[Window, Followed]]:
-    """Decode the frames of a walk's run for the dispatcher, part by part.
+    """Decode a run, the consecutive frames that a walk has found, for the dispatcher, in parts.
 
     Yields the window and the decoded frames of each part. The arrays of a part are valid until the
     next part is made. Raises CorruptFrame if a frame was lost after the walk.

@@ -192,8 +192,8 @@ def _remade(name: str, text: str) -> LogquarryError:
         word = place[3].partition(":")[0]
         path, offset, reason = place[1], int(place[2]), place[3]
         return kind(path, offset, reason, kind=word if word in _KINDS else "corrupt")
-    # The constructor of the exception's class can need more arguments than a text. Then use the
-    # nearest base class whose constructor needs only a text.
+    # Some classes of exceptions need further arguments besides the text. Then use the nearest base
+    # class that needs only the text.
     for base in kind.__mro__:
         with suppress(TypeError):
             found = base(text)

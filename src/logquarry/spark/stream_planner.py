@@ -177,7 +177,7 @@ class StreamPlanner:
 
     @property
     def _moves(self) -> bool:
-        """Whether the options for the start ("latest", or a time) can mean another offset later."""
+        """Whether the start is "latest" or a time. Its offset can change while the log grows."""
         start, wanted = self._options.start, self._options.wanted
         starts = [start.default, *start.brokers.values()]
         return java.LONG_MAX in starts or wanted.since_ms is not None
