@@ -117,16 +117,17 @@ class MasterConnection:
         self._move(ha.MasterInput.VIOLATION)
         raise ProtocolViolation(f"a slave's connection: {reason}", events=events)
 
-    @property
-    def is_transferring(self) -> bool:
-        """Whether the slave has sent its first report, so that bytes of the log may follow."""
-        return self.state is ha.MasterState.TRANSFERRING
+    def is_behind(self, log: ha.LogRange) -> bool:
+        """Return whether bytes are to be sent: the slave has sent its first report, and a part of
+        the log was not sent yet.
+        """
+        return self.state is ha.MasterState.TRANSFERRING and self._next < log.max_offset
 
     def transferable(self, log: ha.LogRange, now_ms: int) -> int:
         """Return the maximum number of bytes of the next transfer. Return 0 if the whole log is
         sent, or if the rate allows no bytes yet.
         """
-        if not self.is_transferring:
+        if not self.is_behind(log):
             return 0
         available = min(log.max_offset - self._next, self._limits.transfer_size)
         return max(0, min(available, self._bucket.allowed(now_ms)))

@@ -207,9 +207,7 @@ class HaMaster(Server[_Slave]):
         if going:
             return 0
         wait = machine.next_tick_ms() - now
-        # Before its first report, a slave gets no bytes, so only this report or its tick is due.
-        is_behind = machine.is_transferring and machine.next_offset < log.max_offset
-        if is_behind and not wire.wants_write:
+        if machine.is_behind(log) and not wire.wants_write:
             wait = min(wait, machine.next_transfer_ms() - now)
         return wait
 
