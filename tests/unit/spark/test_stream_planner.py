@@ -73,7 +73,7 @@ def test_harmed_stores(golden: Path) -> None:
             batch: Any = batch_places(Stream(store))
         except CorruptFrame as error:
             batch = error
-        for limits in ({"splitSize": "2k"}, {"maxBytesPerTrigger": "20k"}):
+        for limits in ({"splitSize": "2k"}, {"maxBytesPerTrigger": "12k", "splitSize": "2k"}):
             stream = Stream(store, onDamage="skip", **limits)
             stream.drain()
             assert stream.places == whole, scenario
