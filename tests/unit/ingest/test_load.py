@@ -15,7 +15,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.disk.disk import Disk
-from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, UsageError
+from logquarry.errors import CorruptFile, StoreUnavailable, UsageError
 from logquarry.format.java import LONG_MAX
 from logquarry.ingest import load as load_module
 from logquarry.ingest.load import (
@@ -268,17 +268,3 @@ def test_a_limit_of_open_files_is_no_damage_of_the_ledger(
         ledger.has(LOAD)
     monkeypatch.undo()
     assert ledger.has(LOAD)
-
-
-def test_a_reader_names_the_limit_of_open_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with StoreWriter.start(tmp_path / "s", config=config()) as store:
-        store.put(lq.Message("orders", b"1"))
-
-    def fails(path: str) -> object:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
-
-    monkeypatch.setattr(os, "scandir", fails)
-    with pytest.raises(StoreNotFound, match=r"cannot be read: Too many open files: raise "):
-        lq.MessageStore.open(tmp_path / "s")

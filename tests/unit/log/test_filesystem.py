@@ -293,3 +293,14 @@ def test_a_failing_disk_has_no_missing_names(
     monkeypatch.setattr(Path, "exists", os.path.exists)
     with pytest.raises(StoreNotFound, match="abort: cannot be read: Input/output error"):
         files.exists("abort")
+
+
+def test_an_error_names_the_limit_of_open_files(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: str) -> object:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    monkeypatch.setattr(os, "scandir", fails)
+    with pytest.raises(StoreNotFound, match=r"cannot be read: Too many open files: raise "):
+        StoreLayout.open(store)

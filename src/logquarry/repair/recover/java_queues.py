@@ -19,7 +19,7 @@ import numpy as np
 
 from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import StoreUnavailable, reason_of
 from logquarry.format import java, queue_entry
 from logquarry.format.arrays import Int64
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
@@ -184,7 +184,7 @@ def mapped(path: Path, remedy: str = "makes the file again") -> memoryview:
         view = whole_file(path)
         data = view.window(0, view.size)
     except OSError as error:
-        raise StoreUnavailable(f"{path}: cannot be read: {error.strerror}") from error
+        raise StoreUnavailable(f"{path}: cannot be read: {reason_of(error)}") from error
     refuse_unreadable(view, view.size, remedy)
     return data
 

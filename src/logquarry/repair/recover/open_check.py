@@ -16,7 +16,7 @@ from logquarry.config import StoreConfig
 from logquarry.dialect31.open_transactions import TransactionsFound, find_transactions
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile
-from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable
+from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, reason_of
 from logquarry.format.frame import Frame
 from logquarry.format.properties import INNER_MULTI_QUEUE_OFFSET
 from logquarry.log import store_files
@@ -117,7 +117,7 @@ def check_folder(root: Path) -> None:
             raise not_a_store(str(root), f"{root}: not a folder")
         names = {path.name for path in root.iterdir()}
     except OSError as error:
-        raise StoreNotFound(f"{root}: cannot be read: {error.strerror}") from error
+        raise StoreNotFound(f"{root}: cannot be read: {reason_of(error)}") from error
     if not names & {store_files.COMMIT_LOG, store_files.CONSUME_QUEUE} and names - _OURS:
         raise not_a_store(
             str(root),

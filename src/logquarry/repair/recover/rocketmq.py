@@ -17,7 +17,7 @@ from pathlib import Path
 from logquarry.config import DIALECTS, StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.disk.page_file import CheckpointFile, DurableFile
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import StoreUnavailable, reason_of
 from logquarry.format import checkpoint, index, java
 from logquarry.format.checkpoint import Checkpoint, Offsets
 from logquarry.format.queue_entry import UNIT_SIZE
@@ -345,7 +345,7 @@ class _Recovery:
             return []
         except OSError as error:
             raise StoreUnavailable(
-                f"{self.root / folder}: cannot be read: {error.strerror}"
+                f"{self.root / folder}: cannot be read: {reason_of(error)}"
             ) from error
         # Not in the ``try`` above: a broken link raises FileNotFoundError too, but Java refuses it.
         found = [(entry.name, status_of(Path(entry.path)).st_size, entry) for entry in listed]

@@ -20,7 +20,7 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import NameGuard
 from logquarry.disk.log_files import log_paths
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import StoreUnavailable, reason_of
 from logquarry.format import frame, java
 from logquarry.format.arrays import REACHED_STOP
 from logquarry.log import codec, store_files
@@ -157,7 +157,7 @@ def status_of(path: Path) -> os.stat_result:
     try:
         return _found(path) or path.stat()
     except OSError as error:
-        raise StoreUnavailable(f"{path}: cannot be read: {error.strerror}") from error
+        raise StoreUnavailable(f"{path}: cannot be read: {reason_of(error)}") from error
 
 
 def _check_numbered(path: Path, places: dict[tuple[int, int], Path]) -> None:

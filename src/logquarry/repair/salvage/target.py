@@ -20,7 +20,7 @@ import numpy as np
 from logquarry.disk.config_file import keep_settings
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile, alone_in, lock_folder
-from logquarry.errors import CorruptStore, StoreNotFound, StoreUnavailable, UsageError
+from logquarry.errors import CorruptStore, StoreNotFound, StoreUnavailable, UsageError, reason_of
 from logquarry.format import frame, queue_entry, sys_flag, timer
 from logquarry.format import properties as props
 from logquarry.format.arrays import BODY_AT, POSITION, SIZE, Bytes, Int64
@@ -184,7 +184,7 @@ def why_not_empty(into: Path) -> str | None:
         names = sorted(path.name for path in into.iterdir()) if into.exists() else []
         waiting = {path.name for path in work.iterdir()} if SALVAGE in names else set()
     except OSError as error:
-        raise StoreNotFound(f"{into}: cannot be read: {error.strerror}") from error
+        raise StoreNotFound(f"{into}: cannot be read: {reason_of(error)}") from error
     if not names:
         return None
     store = _saved_store(into)

@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from logquarry.disk.mapped_file import MappedFile
-from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable
+from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, reason_of
 from logquarry.format import frame, put_frames
 from logquarry.format.arrays import Bytes, Int64
 from logquarry.format.java import crc32
@@ -179,7 +179,7 @@ class SegmentWriter:
 
 
 def _refused(path: Path, error: OSError) -> StoreUnavailable:
-    return StoreUnavailable(f"{path}: cannot be staged: {error.strerror or error}")
+    return StoreUnavailable(f"{path}: cannot be staged: {reason_of(error)}")
 
 
 def find_segment(folder: Path, segment: Segment) -> FileView:
