@@ -240,7 +240,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "log_start": _note(
         "the log does not start at 0, and logquarry has no record of a deletion by retention",
-        "nothing, if retention deleted files; else put them back from a backup",
+        "nothing, if retention deleted the first files; else put these files back from a backup",
     ),
     "live": _note("a process has the store open", "stop the process before a repair"),
     "stale_frames": _note(
