@@ -89,13 +89,13 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
         "Timer wheel (5.x)",
         (timer.SLOT, timer.ENTRY, timer.BLANK, timer.CHECK),
         "`timerwheel` has 1,209,600 slots. A file of `timerlog/` has entries, then a blank if the "
-        "next entry does not fit. After these 56 bytes, `config/timercheck` has zeros up to 4,096 "
-        "bytes.",
+        "next entry does not fit. `config/timercheck` has 4,096 bytes; zeros follow the 56 bytes "
+        "of the table.",
     ),
     (
         "Checkpoint",
         (checkpoint.LAYOUT, checkpoint.OFFSETS),
-        "The offsets follow the three times. After these 48 bytes, the file has zeros up to 4,096 "
+        "The offsets follow the three times. The file has 4,096 bytes; zeros follow these 48 "
         "bytes. In a file of RocketMQ 4.9, the offsets are 0.",
     ),
     (

@@ -100,8 +100,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     "harmed_queue_offset": _damage(
         Action.SALVAGE,
         "the queue offset in a frame has changed. The message has its right place in the queue, so"
-        " consumers get it. But a client that commits the frame's offset then repeats or skips "
-        "messages. A `get` from a batch queue raises an error at this frame",
+        " consumers get it. But if a client commits the wrong offset in the frame, the client "
+        "repeats or skips messages. A `get` from a batch queue raises an error at this frame",
     ),
     "harmed_queue_id": _damage(
         Action.READ,
@@ -152,7 +152,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         "`salvage`, if RocketMQ is to use the store",
     ),
     "queue_in_damage": _note(
-        "entries of messages in a damaged part of the log", "as for that damage"
+        "entries of messages in a damaged part of the log", "as for that damage in the log"
     ),
     "index_header": _damage(
         Action.INDEX,
@@ -240,7 +240,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "log_start": _note(
         "the log does not start at 0, and logquarry has no record of a deletion by retention",
-        "nothing, if retention deleted files; else put them back from a backup",
+        "nothing, if retention deleted the first files; else put these files back from a backup",
     ),
     "live": _note("a process has the store open", "stop the process before a repair"),
     "stale_frames": _note(
