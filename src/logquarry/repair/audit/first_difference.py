@@ -39,7 +39,7 @@ from logquarry.repair.audit.differences import (
 from logquarry.repair.audit.expired_queues import bridges, cut_bridges
 from logquarry.repair.audit.harmed_ids import HarmedIds
 from logquarry.repair.audit.right_offsets import RightBases, RightOffsets
-from logquarry.repair.audit.runs import AuditedRun, EntryFacts, audited
+from logquarry.repair.audit.runs import EntryFacts, audited
 from logquarry.write.message_rules import queue_name_fault
 from logquarry.write.queue_writer import falls
 
@@ -433,15 +433,15 @@ class QueueAudits:
         tags = TagsRule.of_writers(key, is_3_1=is_3_1)
         return QueueAudit(key, disk, self._damage, tags, mends=self._mends)
 
-    def take(self, run: Run | AuditedRun[EntryFacts]) -> None:
+    def take(self, run: Run | EntryFacts) -> None:
         """Compare the next frames of the log."""
         if isinstance(run, Run):
             facts = EntryFacts(self._config, with_transactions=self.transactions is not None)
             run = audited(self._follower, run, facts)
-        self.has_keys = self.has_keys or run.facts.has_keys
+        self.has_keys = self.has_keys or run.has_keys
         if self.transactions is not None:
-            self.transactions.take(run.facts.transactions)
-        for parts in run.facts.parts:
+            self.transactions.take(run.transactions)
+        for parts in run.parts:
             right = parts if self._ids is None else self._ids.place(parts)
             for key, part in right.items():
                 audit = self._audits.get(key)
