@@ -164,11 +164,10 @@ class RocksQueuesAudit(QueuesAudit):
         """Compare the frames of a run with their entries, which also have a store time."""
         super().add(followed, {k: v for k, v in parts.items() if k[0] not in self._others.batch})
 
-    def _add(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> QueuePart:
-        part = super()._add(key, part, requests)
+    def _check_times(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> None:
         seen = self._seen[key]
         if not isinstance(seen.queue, RocksQueue) or "queue_entry_wrong" in seen.groups:
-            return part
+            return
         # If the topic was recreated between two messages of this run, the queue has only the
         # messages after the recreation.
         start = epoch_start(part.offsets)
@@ -183,7 +182,6 @@ class RocksQueuesAudit(QueuesAudit):
             # Damage in a frame's queue id can make its message look like one of this queue.
             differs[ours] &= places[ours] == entries["physical_offset"][theirs]
             seen.note("queue_entry_wrong", offsets, differs, "has another store time")
-        return part
 
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
         """Yield all differences, queue by queue; call this after the whole log is read."""

@@ -12,7 +12,7 @@ messages through the queue, so the queue needs no repair.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -26,7 +26,6 @@ from logquarry.log import columns
 from logquarry.log.frames import runs_at
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import Run
-from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units, has_message, is_written
 from logquarry.repair.audit.differences import (
     MOST_STRETCHES,
@@ -151,39 +150,17 @@ _COPIES: Final = re.compile(
     rf"(?:^|{props.PROPERTY_SEPARATOR}){props.INNER_MULTI_DISPATCH}"
     rf"{props.NAME_VALUE_SEPARATOR}([^{props.PROPERTY_SEPARATOR}]*)".encode()
 )
-_OWN, _COPY, _FOREIGN, _HARMED = range(4)
-"""Queue of a message: this queue, another queue with a copy in this queue, any other queue, or a
-queue of the same topic that lacks the message's entry.
-"""
-_FITS, _MOVED, _STRANGE, _HARMED_ID = range(4)
-"""Result for an entry: right, message of another queue offset, message of another queue, or message
-of this queue whose frame has a harmed queue id.
-"""
-HasEntry = Callable[[QueueKey, int, int], bool]
-"""Function (queue, queue offset, physical offset) -> whether the queue has an entry there that
-points to the physical offset.
-"""
+_OWN, _COPY, _FOREIGN = range(3)
+"""Queue of a message: this queue, another queue with a copy in this queue, or any other queue."""
+_FITS, _MOVED, _STRANGE = range(3)
+"""Result for an entry: right, message of another queue offset, or message of another queue."""
 
 
 class SpareEntries:
-    """Checks entries of one queue against the frames to which they point.
+    """Checks entries of one queue against the frames to which they point."""
 
-    No CRC covers the queue id in a frame. If ``has_entry`` is given, the object also finds harmed
-    queue ids: a frame names another queue of the topic, and that queue lacks the frame's entry.
-    """
-
-    def __init__(
-        self,
-        layout: StoreLayout,
-        queue: Queue,
-        log_end: int,
-        lost: LostSpans,
-        has_entry: HasEntry | None = None,
-    ) -> None:
+    def __init__(self, layout: StoreLayout, queue: Queue, log_end: int, lost: LostSpans) -> None:
         self.entries = 0
-        self._has_entry = has_entry
-        # The physical offset and the queue offset of each frame with a harmed queue id.
-        self._harmed: list[tuple[int, int]] = []
         self._layout = layout
         self._queue = queue
         self._topic = queue.topic.encode("utf-8", "surrogateescape")
@@ -204,13 +181,6 @@ class SpareEntries:
                 for at in range(0, len(entries), _CHUNK):
                     self._check(start + at, entries[at : at + _CHUNK])
         return [*self._groups.values(), *self._stretches]
-
-    def harmed(self) -> Iterator[Difference]:
-        """Yield the difference for the checked frames with a harmed queue id, if there are any."""
-        for place, offset in self._harmed[:1]:
-            text = f"the frame names another queue, and {queue_name(self._queue.key)} has the "
-            text += f"message at {offset}{and_more(len(self._harmed))}"
-            yield Difference("harmed_queue_id", self._layout.log_file(place), place, text)
 
     def _check(self, start: int, entries: Units) -> None:
         places = entries["physical_offset"].astype(np.int64)
@@ -262,11 +232,6 @@ class SpareEntries:
             names = (match[1].split(_SEPARATOR) for match in _COPIES.finditer(text))
             if any(self._topic in some for some in names):
                 owners[number] = _COPY
-            elif self._has_entry is not None and topics[ids[number]] == self._queue.topic:
-                key = self._queue.topic, int(fields["queue_id"][number])
-                place = int(row[r.POSITION]) + run.window.base
-                if not self._has_entry(key, int(fields["queue_offset"][number]), place):
-                    owners[number] = _HARMED
         places = rows[:, r.POSITION].astype(np.int64) + run.window.base
         return places, fields["queue_offset"].astype(np.int64), owners
 
@@ -276,8 +241,7 @@ class SpareEntries:
         # Compare only the queue offsets of own messages. A copy by multi-dispatch has no queue
         # offset of this queue in its frame.
         shifts = np.where(owners == _OWN, queue_offsets - index, 0)
-        ways = np.where(shifts != 0, _MOVED, np.where(owners >= _FOREIGN, _STRANGE, _FITS))
-        ways[(owners == _HARMED) & (queue_offsets == index)] = _HARMED_ID
+        ways = np.where(shifts != 0, _MOVED, np.where(owners == _FOREIGN, _STRANGE, _FITS))
         # A new group begins if the result, or the distance to the right queue offset, changes.
         changes = ways != np.append(self._last[0], ways[:-1])
         changes |= shifts != np.append(self._last[1], shifts[:-1])
@@ -285,9 +249,6 @@ class SpareEntries:
         bounds = [0, *np.flatnonzero(changes).tolist(), len(ways)]
         for number, (at, stop) in enumerate(pairwise(bounds)):
             if at == stop or ways[at] == _FITS:
-                continue
-            if ways[at] == _HARMED_ID:
-                self._harmed += [(int(places[n]), int(index[n])) for n in range(at, stop)]
                 continue
             if number and len(self._stretches) < MOST_STRETCHES:
                 what = f"whose queue offset is {queue_offsets[at]}"

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby, pairwise
-from operator import itemgetter
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -27,17 +26,19 @@ from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, FileSequence
 from logquarry.read.fence import OtherQueues, other_queues
 from logquarry.read.log_end import checkpoint_times
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import ConsumeQueue, FileQueue, Queue, Units, is_written
+from logquarry.read.queue import ConsumeQueue, FileQueue, Queue, is_written
 from logquarry.repair.audit.differences import (
     Difference,
     EntryGroup,
     LostSpans,
     TagsRule,
+    and_more,
     queue_file_differences,
     queue_name,
     same_entries,
 )
 from logquarry.repair.audit.expired_queues import holes
+from logquarry.repair.audit.harmed_ids import HarmedIds
 from logquarry.repair.audit.queue_evidence import (
     HarmedOffsets,
     SpareEntries,
@@ -52,8 +53,6 @@ from logquarry.write.queue_writer import QueuePart, is_batch, units_of
 _COLUMNS: Final = ("queue_offset", "physical_offset", "size", "tags_code", "store_timestamp")
 MOST_GAPS: Final = 1 << 12
 """Maximum number of gaps to record for one queue; the last record covers all further gaps."""
-_MOST_SEARCHES: Final = 1 << 14
-"""Maximum number of entries to read in other queues, for frames that may belong there."""
 
 
 @dataclass(slots=True)
@@ -125,114 +124,41 @@ class QueuesAudit:
         self._files = OpenFiles(layout)
         self._seen: dict[QueueKey, SeenMessages] = {}
         self._names = self._find_names()
-        self._sorted = sorted(self._names)
-        self._by_topic: dict[str, list[QueueKey]] = {
-            topic: list(keys) for topic, keys in groupby(self._sorted, itemgetter(0))
-        }
-        # A queue's last message so far if the queue lacks its entry; the next one decides about it.
-        self._held: dict[QueueKey, dict[str, Any]] = {}
-        self._searches = 0
+        self._queues: dict[QueueKey, Queue] = {}
+        self._ids = HarmedIds(layout, self._names, self._on_disk, is_3_1=layout.config.is_3_1)
 
     def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
         """Compare the frames of a run with their entries."""
+        requests, left = followed.requests, dict[QueueKey, QueuePart]()
         for key, part in parts.items():
-            if not is_batch(part.units):
-                self._add(key, part, followed.requests)
+            if is_batch(part.units):
+                continue
+            if self._is_next_part(key, part):
+                self._check_times(key, part, requests)
+            else:
+                left[key] = part
+        for key, part in self._ids.place(left).items():
+            self._add(key, part, requests)
 
-    def _add(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> QueuePart:
-        """Compare a part with its queue; return the part with the right queue offsets."""
+    def _add(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> None:
         seen = self._of(key, int(part.offsets[0]))
-        if self._is_next_part(key, seen, part):
-            return part
         if seen.harmed is not None:
             if not seen.messages and len(part.rows) > 1:
                 self._add(key, part.between(0, 1), requests)
-                return self._add(key, part.between(1, None), requests)
+                self._add(key, part.between(1, None), requests)
+                return
             first = seen.harmed.right_first(part, seen.messages)
             if first is not None:
                 seen.begin_at(first)
-            held = self._held.get(key)
-            following = seen.next_offset if held is None else int(held["queue_offset"][0]) + 1
-            part = replace(part, offsets=seen.harmed.right(part, following))
+            part = replace(part, offsets=seen.harmed.right(part, seen.next_offset))
         values = {name: getattr(requests, name)[part.rows] for name in _COLUMNS}
         # A multi-dispatch copy has another queue offset than the message itself.
         values["queue_offset"] = part.offsets
-        self._compare(key, self._own_messages(key, seen, values, is_end=False))
-        return part
+        self._compare(key, values)
+        self._check_times(key, part, requests)
 
-    def _own_messages(
-        self, key: QueueKey, seen: SeenMessages, values: dict[str, Any], *, is_end: bool
-    ) -> dict[str, Any]:
-        """Leave out the frames of other queues, whose topic or queue id damage has changed.
-
-        A frame is left out if this queue lacks its entry, another queue has the entry, and the
-        messages before and after the frame have consecutive queue offsets. Two cases do not need
-        the third condition, but the other queue must be of the same topic: a queue without files,
-        and the queue's last message in the log (``is_end``). If this last message does not continue
-        the queue offsets, the other queue can be of any topic. If this queue lacks the entry of the
-        last message in ``values``, the method holds the message back until the next call.
-        """
-        held = self._held.pop(key, None)
-        if held is not None:
-            values = {name: np.append(held[name], column) for name, column in values.items()}
-        if seen.queue is None:
-            if key[0] not in self._by_topic or self._searches == _MOST_SEARCHES:
-                return values
-            every = range(len(values["queue_offset"]))
-            # Only the queue id can be harmed: a queue of another topic can have a copy by
-            # multi-dispatch.
-            names = self._by_topic[key[0]]
-            found = (not self._is_of_another(key, seen, values, at, names) for at in every)
-            own = np.fromiter(found, np.bool_)
-            return {name: column[own] for name, column in values.items()}
-        if seen.harmed is None or not seen.messages:
-            return values
-        offsets: Int64 = values["queue_offset"]
-        expected = np.append(seen.next_offset, offsets[:-1] + 1)
-        stays = np.ones(len(offsets), np.bool_)
-        doubtful = np.flatnonzero(offsets[1:] == expected[:-1]).tolist()
-        last = len(offsets) - 1
-        doubtful += [last] if is_end else []
-        for at in doubtful:
-            # A copy in another topic (multi-dispatch) counts only at a break in the queue offsets.
-            is_next = at == last and offsets[last] == expected[last]
-            names = self._by_topic.get(key[0], []) if is_next else self._sorted
-            stays[at] = not self._is_of_another(key, seen, values, at, names)
-        if not is_end and stays[last] and not seen.harmed.has(*_entry_of(values, last)):
-            stays[last] = False
-            self._held[key] = {name: column[last:] for name, column in values.items()}
-        return {name: column[stays] for name, column in values.items()}
-
-    def _is_of_another(
-        self,
-        key: QueueKey,
-        seen: SeenMessages,
-        values: dict[str, Any],
-        at: int,
-        names: list[QueueKey],
-    ) -> bool:
-        offset, entry = _entry_of(values, at)
-        if offset < 0 or (seen.harmed is not None and seen.harmed.has(offset, entry)):
-            return False
-        for name in names:
-            if name == key:
-                continue
-            if self._searches == _MOST_SEARCHES:
-                return False
-            self._searches += 1
-            known = self._seen.get(name)
-            queue = self._queue(name) if known is None or known.queue is None else known.queue
-            if HarmedOffsets(queue).has(offset, entry):
-                return True
-        return False
-
-    def _has_entry(self, key: QueueKey, offset: int, place: int) -> bool:
-        if key not in self._names or offset < 0:
-            return False
-        return any(
-            entry.physical_offset == place
-            for _, entry in self._queue(key).entries(offset, offset + 1)
-        )
+    def _check_times(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> None:
+        """Compare the store times of entries; only entries in RocksDB have a store time."""
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
         """Whether the given first queue offset of each queue continues the messages so far."""
@@ -250,10 +176,16 @@ class QueuesAudit:
     def _of(self, key: QueueKey, first: int) -> SeenMessages:
         seen = self._seen.get(key)
         if seen is None:
-            queue = self._queue(key) if key in self._names else None
+            queue = self._on_disk(key)
             harmed = None if queue is None else HarmedOffsets(queue)
             seen = self._seen[key] = SeenMessages(queue, first, first, harmed=harmed)
         return seen
+
+    def _on_disk(self, key: QueueKey) -> Queue | None:
+        """Return a queue of the store, None if the store does not have it."""
+        if key in self._names and key not in self._queues:
+            self._queues[key] = self._queue(key)
+        return self._queues.get(key)
 
     def _find_names(self) -> set[QueueKey]:
         return set(self.layout.queue_names)
@@ -264,14 +196,14 @@ class QueuesAudit:
     def _sequence(self, key: QueueKey) -> FileSequence:
         return self.layout.queue(*key)
 
-    def _is_next_part(self, key: QueueKey, seen: SeenMessages, part: QueuePart) -> bool:
-        if seen.queue is None or int(part.offsets[0]) != seen.next_offset:
+    def _is_next_part(self, key: QueueKey, part: QueuePart) -> bool:
+        seen, first = self._seen.get(key), int(part.offsets[0])
+        if seen is not None and first != seen.next_offset:
             return False
-        if key in self._held:
+        queue = self._on_disk(key)
+        if queue is None or not has_entries(queue, part):
             return False
-        if not has_entries(seen.queue, part):
-            return False
-        seen.advance(len(part.offsets))
+        self._of(key, first).advance(len(part.offsets))
         self.entries += len(part.offsets)
         return True
 
@@ -342,9 +274,6 @@ class QueuesAudit:
         """Yield all differences, queue by queue, after the whole log is read. ``is_explained`` is
         the result of :meth:`is_crash`.
         """
-        for key, values in list(self._held.items()):
-            none = {name: column[:0] for name, column in values.items()}
-            self._compare(key, self._own_messages(key, self._seen[key], none, is_end=True))
         for key in sorted({*self._seen, *self._names}):
             folder = self._folder(key)
             if key[0] in self._others.batch:
@@ -420,8 +349,20 @@ class QueuesAudit:
         if not seen.messages and isinstance(queue, FileQueue):
             yield from holes(queue, self._folder(key), self.layout.commit_log.start)
         yield from self._spare(queue, seen, log_end, lost)
+        for place in self._moved.get(key, ())[:1]:
+            text = f"the frame names another queue, and {queue_name(key)} has the message at "
+            text += f"{self._ids.offsets[place]}{and_more(len(self._moved[key]))}"
+            yield Difference("harmed_queue_id", self.layout.log_file(place), place, text)
         if isinstance(queue, ConsumeQueue) and log_end < FILLER_SIZE:
             yield from self._last_filler(queue)  # QUIRK: see expired_queues.stand_in
+
+    @cached_property
+    def _moved(self) -> dict[QueueKey, list[int]]:
+        """For each queue, the physical offsets of its frames with a harmed queue id."""
+        moved: dict[QueueKey, list[int]] = {}
+        for place, key in self._ids.found.items():
+            moved.setdefault(key, []).append(place)
+        return moved
 
     def _last_filler(self, queue: ConsumeQueue) -> Iterator[Difference]:
         number = max(queue.max_offset - 1, 0)
@@ -436,12 +377,10 @@ class QueuesAudit:
         ranges = [(first, stop)]
         if seen.messages:
             ranges = [(first, seen.first_offset), *seen.gaps, (seen.next_offset, stop)]
-        has_entry = self._has_entry if seen.messages else None
-        spare = SpareEntries(self.layout, queue, log_end, lost, has_entry)
+        spare = SpareEntries(self.layout, queue, log_end, lost)
         begin = seen.first_offset if seen.messages else stop
         for group in spare.check([(max(first, a), min(b, stop)) for a, b in ranges], begin):
             yield self._difference(queue, group)
-        yield from spare.harmed()
         self.entries += spare.entries
 
     def _is_deleted(self, topic: str, stored: int) -> bool:
@@ -491,10 +430,3 @@ class QueuesAudit:
 
     def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
         return group.at(*self._place(queue, group.number), UNIT_SIZE)
-
-
-def _entry_of(values: dict[str, Any], at: int) -> tuple[int, Units]:
-    entry = units_of(
-        *(values[name][at : at + 1] for name in ("physical_offset", "size", "tags_code"))
-    )
-    return int(values["queue_offset"][at]), entry

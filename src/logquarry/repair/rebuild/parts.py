@@ -332,7 +332,7 @@ def find_harmed(
                 found = log.sound_frame_at(int(places[at]), check_crc=False)
                 if found is not None and found.queue_offset == offset + at:
                     spans[found.physical_offset] = found.physical_offset + found.size
-    ids = HarmedIds(layout, old, is_3_1=config.is_3_1)
+    ids = HarmedIds(layout, old, old.get, is_3_1=config.is_3_1)
     touched: set[QueueKey] = set()
     for entries in read_entries(layout, config, sorted(spans.items())):
         count = len(ids.found)

@@ -172,7 +172,9 @@ class _Planner:
         is_3_1 = keeps_transactions(layout, config)
         transactions = TransactionCheck() if is_3_1 else None
         noted = load_kept(quarantine(Path(layout.root)) / KEPT_ENTRIES)
-        ids = HarmedIds(layout, self._queues, noted, is_3_1=is_3_1 or config.is_3_1)
+        ids = HarmedIds(
+            *(layout, self._queues, self._queues.get, noted), is_3_1=is_3_1 or config.is_3_1
+        )
         audits = QueueAudits(
             *(self._queues, config, damage, transactions), mends=self._mends, ids=ids
         )
