@@ -20,7 +20,7 @@ from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import NAME_DIGITS, FileSequence, StoreFile
 from logquarry.log.walk import DamagedSpan, ExpiredSpan, Span
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import Units
+from logquarry.read.queue import Queue, Units
 
 LostSpans = Sequence[DamagedSpan | ExpiredSpan]
 """Parts of the log without readable messages: damaged bytes, and expired files."""
@@ -276,6 +276,24 @@ def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
         tags_right |= (codes >= 0) & (np.abs(codes - right) <= tags.slack_ms)
     same &= tags_right
     return same
+
+
+def count_same(queue: Queue | None, offset: int, entries: Units, tags: TagsRule) -> int:
+    """Return how many of ``entries``, from the first on, a queue has from a queue offset on."""
+    if queue is None:
+        return 0
+    at = 0
+    stop = min(offset + len(entries), queue.max_offset)
+    for start, there in queue.runs(max(0, offset), stop):
+        if start != offset + at:
+            break
+        wanted = entries[at : at + len(there)]
+        if there.tobytes() != wanted.tobytes():
+            same = same_entries(there, wanted, tags)
+            if not same.all():
+                return at + int(same.argmin())
+        at += len(there)
+    return at
 
 
 # ------------------------------------------------------------------------- messages that are lost

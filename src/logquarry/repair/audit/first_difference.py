@@ -15,6 +15,7 @@ import numpy as np
 
 from logquarry.config import StoreConfig
 from logquarry.dialect31.state_table import TransactionCheck
+from logquarry.format import java
 from logquarry.format.arrays import Bools, Int64
 from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
@@ -33,6 +34,7 @@ from logquarry.repair.audit.differences import (
     AuditedQueue,
     FirstDifference,
     TagsRule,
+    count_same,
     may_stay,
     names_damage,
 )
@@ -93,18 +95,9 @@ class QueueAudit(RightOffsets):
         return self._found is None and super()._has(offset, entries)
 
     def _compare(self, offset: int, entries: Units) -> None:
-        stop = offset + len(entries)
-        at = offset
-        if self._disk is not None:
-            for start, there in self._disk.runs(offset, stop):
-                if start != at:
-                    break
-                same = self._same(there, entries[at - offset : at - offset + len(there)])
-                at += same
-                if same < len(there):
-                    break
-        if at < stop:
-            wanted = QueueEntry(*entries[at - offset].item())
+        same = count_same(self._disk, offset, entries, self._tags)
+        if same < len(entries):
+            at, wanted = offset + same, QueueEntry(*entries[same].item())
             reason = self._reason(at, wanted)
             self._found = FirstDifference(at, wanted.physical_offset, reason)
 
@@ -126,34 +119,27 @@ class QueueAudit(RightOffsets):
         )
 
     def _compare_gap(self, start: int, stop: int, resume_at: int) -> None:
-        if self._disk is None:
-            return
-        at = start
-        for first, entries in self._disk.runs(start, min(stop, self._had)):
-            if first != at:
-                break
-            for entry in entries:
-                if not may_stay(QueueEntry(*entry.item()), self._damage):
-                    break
-                at += 1
-            if at < first + len(entries):
-                break
+        at = self._known_from(start, stop, java.LONG_MIN, needs_all=True)
         if at < stop:
             self._found = _unknown(at, resume_at)
 
-    def _known_from(self, start: int, stop: int, log_start: int) -> int:
+    def _known_from(self, start: int, stop: int, log_start: int, *, needs_all: bool = False) -> int:
         """Return the queue offset of the first entry from ``start`` to ``stop`` that a recovery
-        must remove; ``stop`` if there is none. Entries that point before ``log_start`` stay,
-        because their messages have expired.
+        must remove, or, with ``needs_all``, that the queue lacks; ``stop`` if there is none.
+        Entries that point before ``log_start`` stay, because their messages have expired.
         """
         if self._disk is None:
             return stop
-        for offset, entries in self._disk.runs(start, stop):
+        at = start
+        for offset, entries in self._disk.runs(start, min(stop, self._had)):
+            if needs_all and offset != at:
+                return at
             doubtful = (entries["physical_offset"] >= log_start) | (entries["size"] <= 0)
-            for at in np.flatnonzero(doubtful).tolist():
-                if not may_stay(QueueEntry(*entries[at].item()), self._damage):
-                    return offset + at
-        return stop
+            for number in np.flatnonzero(doubtful).tolist():
+                if not may_stay(QueueEntry(*entries[number].item()), self._damage):
+                    return offset + number
+            at = offset + len(entries)
+        return at if needs_all else stop
 
     @property
     def difference(self) -> FirstDifference | None:

@@ -34,8 +34,8 @@ from logquarry.repair.audit.differences import (
     LostSpans,
     TagsRule,
     and_more,
+    count_same,
     queue_name,
-    same_entries,
     within,
 )
 from logquarry.write.queue_writer import QueuePart
@@ -120,21 +120,8 @@ class HarmedOffsets:
             following = int(right[stop - 1]) + 1
         return right
 
-    def has(self, offset: int, entry: Units) -> bool:
-        """Whether the queue has this entry at a queue offset."""
-        return self._fits(offset, entry) > 0
-
     def _fits(self, offset: int, entries: Units) -> int:
-        """Return how many of these entries the queue has from an offset on."""
-        at = 0
-        stop = min(offset + len(entries), self._queue.max_offset)
-        for start, there in self._queue.runs(max(0, offset), stop):
-            wanted = entries[at : at + len(there)]
-            same = same_entries(there, wanted, self._rule)
-            if start != offset + at or not same.all():
-                return at + (int(same.argmin()) if start == offset + at else 0)
-            at += len(there)
-        return at
+        return count_same(self._queue, offset, entries, self._rule)
 
     def _note(self, entries: Units, own: int, right: int) -> None:
         if not self.count:

@@ -50,6 +50,7 @@ from logquarry.repair.audit.differences import (
     MOST_MOVED,
     SMALL_GAP,
     TagsRule,
+    count_same,
     same_entries,
 )
 from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
@@ -183,7 +184,7 @@ class RightOffsets(ABC):
         place = entries["physical_offset"][0]
         for start, there in self._disk.runs(0, self._had):
             for at in np.flatnonzero(there["physical_offset"] == place).tolist():
-                if self._same(there[at : at + 1], entries):
+                if same_entries(there[at : at + 1], entries, self._tags)[0]:
                     return int(start + at)
         return None
 
@@ -240,20 +241,7 @@ class RightOffsets(ABC):
 
     def _is_queued(self, offset: int, entries: Units) -> bool:
         """Whether the queue has these entries at an offset."""
-        if self._disk is None:
-            return False
-        at, stop = offset, offset + len(entries)
-        for start, there in self._disk.runs(offset, min(stop, self._had)):
-            if start != at or self._same(there, entries[at - offset :][: len(there)]) < len(there):
-                return False
-            at += len(there)
-        return at == stop
-
-    def _same(self, there: Units, wanted: Units) -> int:
-        if there.tobytes() == wanted.tobytes():
-            return len(there)
-        same = same_entries(there, wanted, self._tags)
-        return len(there) if same.all() else int(np.argmin(same))
+        return count_same(self._disk, offset, entries, self._tags) == len(entries)
 
 
 # ----------------------------------------------------------------------------------- batch queues
