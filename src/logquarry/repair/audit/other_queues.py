@@ -18,7 +18,6 @@ import numpy as np
 from logquarry.errors import CorruptFile
 from logquarry.format.arrays import Bools, Int64
 from logquarry.format.batch import ENTRY_SIZE
-from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import ENTRY
 from logquarry.log.follow import DispatchRequests, Followed
 from logquarry.log.layout import StoreLayout
@@ -343,13 +342,15 @@ class _Spare:
         last = 0
         for file, stored in self._queue.batches():
             written, entries = is_batch_written(stored), own_messages(stored)
-            self._note("queue_hole", file.path, ~written, entries, "was never written")
+            self._note(
+                "queue_hole", file.path, np.flatnonzero(~written), entries, "was never written"
+            )
             starts = entries["base"].astype(np.int64)
             stops = starts + entries["count"]
             before = np.append(last, np.maximum.accumulate(np.where(written, stops, 0))[:-1])
             overlaps = written & (starts < np.maximum(before, last))
             text = "has queue offsets that an earlier entry has"
-            self._note("queue_misplaced", file.path, overlaps, entries, text)
+            self._note("queue_misplaced", file.path, np.flatnonzero(overlaps), entries, text)
             last = max(last, int(stops[written].max(initial=0)))
             spare = np.zeros(len(entries), np.bool_)
             for begin, stop in self._gaps:
@@ -363,32 +364,27 @@ class _Spare:
         places = entries["physical_offset"].astype(np.int64)
         damaged = spare & within(places, self._lost)
         text = "points to a damaged part of the log"
-        self._note("queue_in_damage", path, damaged, entries, text)
+        self._note("queue_in_damage", path, np.flatnonzero(damaged), entries, text)
         ahead = spare & ~damaged & (places >= self._end)
         text = f"points to a message after the log's end at {self._end}"
-        self._note("queue_ahead", path, ahead, entries, text)
+        self._note("queue_ahead", path, np.flatnonzero(ahead), entries, text)
         inside = spare & ~damaged & ~ahead & (places >= self._start)
-        for at in np.flatnonzero(inside).tolist():
-            which = np.zeros(len(entries), np.bool_)
-            which[at] = True
-            outcome = self._log.outcome_at(int(places[at]), check_crc=False)
-            if not isinstance(outcome, Frame):
-                text = f"points to {places[at]}, where no frame starts"
-                self._note("queue_entry_dangling", path, which, entries, text)
-                continue
-            text = (
-                f"points to the message at {places[at]}, whose queue offset is "
-                f"{outcome.queue_offset}"
-            )
-            self._note("queue_misplaced", path, which, entries, text)
+        for at in np.flatnonzero(inside):
+            found = self._log.sound_frame_at(int(places[at]), check_crc=False)
+            kind, text = "queue_entry_dangling", f"points to {places[at]}, where no frame starts"
+            if found is not None:
+                kind = "queue_misplaced"
+                text = f"points to the message at {places[at]}, whose queue offset is "
+                text += str(found.queue_offset)
+            self._note(kind, path, at[np.newaxis], entries, text)
 
-    def _note(self, kind: str, path: str, which: Bools, entries: BatchEntries, reason: str) -> None:
-        if not which.any():
+    def _note(self, kind: str, path: str, which: Int64, entries: BatchEntries, reason: str) -> None:
+        if not len(which):
             return
-        at = int(which.argmax())
+        at = int(which[0])
         text = f"the entry of queue offset {int(entries['base'][at])} {reason}"
         found, count = self._groups.get(kind, (Difference(kind, path, at * ENTRY_SIZE, text), 0))
-        self._groups[kind] = found, count + int(which.sum())
+        self._groups[kind] = found, count + len(which)
 
 
 def entries_at(queue: BatchQueue, starts: Int64) -> tuple[BatchEntries, Bools]:
