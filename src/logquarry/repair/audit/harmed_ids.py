@@ -187,18 +187,17 @@ def placed(
             if (right := found[int(places[at])])[0] == key[0] and right != key
         ]
         for at, right in rows:
-            moved.setdefault(right, []).append(part.between(at, at + 1))
+            moved.setdefault(right, []).append(part[at : at + 1])
         if rows:
             stays = np.ones(len(places), np.bool_)
             stays[[at for at, _ in rows]] = False
-            made[key] = QueuePart(part.rows[stays], part.offsets[stays], part.units[stays])
+            made[key] = part[stays]
     for key, some in moved.items():
         every = [*([made[key]] if key in made else []), *some]
-        rows_of = np.concatenate([part.rows for part in every])
-        order = np.argsort(rows_of, kind="stable")
-        made[key] = QueuePart(
-            rows_of[order],
-            np.concatenate([part.offsets for part in every])[order],
-            joined_records(*(part.units for part in every))[order],
+        joined = QueuePart(
+            np.concatenate([part.rows for part in every]),
+            np.concatenate([part.offsets for part in every]),
+            joined_records(*(part.units for part in every)),
         )
+        made[key] = joined[np.argsort(joined.rows, kind="stable")]
     return {key: part for key, part in made.items() if len(part.rows)}

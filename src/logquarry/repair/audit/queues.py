@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, FileSequence
 from logquarry.read.fence import OtherQueues, other_queues
 from logquarry.read.log_end import checkpoint_times
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import ConsumeQueue, FileQueue, Queue, is_written
+from logquarry.read.queue import ConsumeQueue, FileQueue, Queue, Units, is_written
 from logquarry.repair.audit.differences import (
     Difference,
     EntryGroup,
@@ -48,9 +48,8 @@ from logquarry.repair.audit.queue_evidence import (
 from logquarry.write.dispatcher import RUN_SPAN
 from logquarry.write.message_rules import queue_name_fault
 from logquarry.write.queue_table import is_listed
-from logquarry.write.queue_writer import QueuePart, is_batch, units_of
+from logquarry.write.queue_writer import QueuePart, is_batch
 
-_COLUMNS: Final = ("queue_offset", "physical_offset", "size", "tags_code", "store_timestamp")
 MOST_GAPS: Final = 1 << 12
 """Maximum number of gaps to record for one queue; the last record covers all further gaps."""
 
@@ -144,17 +143,14 @@ class QueuesAudit:
         seen = self._of(key, int(part.offsets[0]))
         if seen.harmed is not None:
             if not seen.messages and len(part.rows) > 1:
-                self._add(key, part.between(0, 1), requests)
-                self._add(key, part.between(1, None), requests)
+                self._add(key, part[:1], requests)
+                self._add(key, part[1:], requests)
                 return
             first = seen.harmed.right_first(part, seen.messages)
             if first is not None:
                 seen.begin_at(first)
             part = replace(part, offsets=seen.harmed.right(part, seen.next_offset))
-        values = {name: getattr(requests, name)[part.rows] for name in _COLUMNS}
-        # A multi-dispatch copy has another queue offset than the message itself.
-        values["queue_offset"] = part.offsets
-        self._compare(key, values)
+        self._compare(seen, part, requests.store_timestamp[part.rows])
         self._check_times(key, part, requests)
 
     def _check_times(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> None:
@@ -207,34 +203,31 @@ class QueuesAudit:
         self.entries += len(part.offsets)
         return True
 
-    def _compare(self, key: QueueKey, values: dict[str, Any]) -> None:
-        offsets: Int64 = values["queue_offset"]
-        if not len(offsets):
-            return
-        seen = self._of(key, int(offsets[0]))
+    def _compare(self, seen: SeenMessages, part: QueuePart, times: Int64) -> None:
+        offsets = part.offsets
         # If a queue offset does not increase, the topic was deleted and created again.
         falls = np.flatnonzero(np.diff(offsets, prepend=seen.next_offset - 1) <= 0)
         starts = [0, *falls.tolist(), len(offsets)]
         for number, (start, stop) in enumerate(pairwise(starts)):
             if number:
-                seen.restart(int(offsets[start]), int(values["physical_offset"][start]))
+                seen.restart(int(offsets[start]), int(part.units["physical_offset"][start]))
             if stop > start:
-                part = {name: column[start:stop] for name, column in values.items()}
-                self._compare_epoch(key, seen, offsets[start:stop], part)
+                units = part.units[start:stop]
+                self._compare_epoch(seen, offsets[start:stop], units, times[start:stop])
 
     def _compare_epoch(
-        self, key: QueueKey, seen: SeenMessages, offsets: Int64, values: dict[str, Any]
+        self, seen: SeenMessages, offsets: Int64, wanted: Units, times: Int64
     ) -> None:
         seen.add_gaps(np.append(seen.next_offset, offsets[:-1] + 1), offsets)
         seen.next_offset = int(offsets[-1]) + 1
         seen.messages += len(offsets)
-        places: Int64 = values["physical_offset"]
+        places = wanted["physical_offset"].astype(np.int64)
         if seen.missing_from is None:
             end = 0 if seen.queue is None else seen.queue.max_offset
             first = int(np.searchsorted(offsets, end))
             if first < len(offsets):
                 seen.missing_from = int(places[first])
-                seen.missing_since = int(values["store_timestamp"][first])
+                seen.missing_since = int(times[first])
         queue = seen.queue
         if queue is None:
             return
@@ -245,16 +238,14 @@ class QueuesAudit:
         inside = (offsets < end) & (offsets >= begin)
         self._note_head(seen, offsets, (offsets >= 0) & (offsets < begin), places)
         seen.note("queue_hole", offsets, ~written & inside, "was never written")
-        wanted = units_of(places, values["size"], values["tags_code"])
-        wrong = written & inside & ~same_entries(there, wanted, TagsRule.of_readers(key[0]))
+        wrong = written & inside & ~same_entries(there, wanted, TagsRule.of_readers(queue.topic))
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
-            entry = there[at]
-            reason = (
-                f"points to {entry['size']} bytes at {entry['physical_offset']} with tags code "
-                f"{entry['tags_code']}; the message of that queue offset is {values['size'][at]} "
-                f"bytes at {places[at]} with tags code {values['tags_code'][at]}"
+            has, right = (
+                f"{one['size']} bytes at {one['physical_offset']} with tags code {one['tags_code']}"
+                for one in (there[at], wanted[at])
             )
+            reason = f"points to {has}; the message of that queue offset is {right}"
             seen.note("queue_entry_wrong", offsets, wrong, reason)
 
     def _note_head(self, seen: SeenMessages, offsets: Int64, early: Bools, places: Int64) -> None:
