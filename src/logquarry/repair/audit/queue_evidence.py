@@ -1,12 +1,6 @@
-"""Compares entries of a queue with the frames to which they point: equal entries, spare entries,
-and harmed queue offsets.
+"""Compares entries of a queue with the frames to which they point, and finds spare entries.
 
 An entry is spare if the log has no message with the entry's queue offset.
-
-No CRC covers the queue offset in a frame. The expected queue offset of a message is one more than
-that of the queue's previous message. If a frame has another queue offset, but the queue has the
-message's entry only at the expected offset, the queue offset in the frame is harmed. Consumers find
-messages through the queue, so the queue needs no repair.
 """
 
 from __future__ import annotations
@@ -20,7 +14,7 @@ import numpy as np
 
 from logquarry.format import arrays as r
 from logquarry.format import properties as props
-from logquarry.format.arrays import Bools, Int32, Int64, consecutive
+from logquarry.format.arrays import Bools, Int32, Int64
 from logquarry.format.properties import MULTI_SEPARATOR
 from logquarry.log import columns
 from logquarry.log.frames import runs_at
@@ -29,13 +23,8 @@ from logquarry.log.walk import Run
 from logquarry.read.queue import Queue, Units, has_message, is_written
 from logquarry.repair.audit.differences import (
     MOST_STRETCHES,
-    Difference,
     EntryGroup,
     LostSpans,
-    TagsRule,
-    and_more,
-    count_same,
-    queue_name,
     within,
 )
 from logquarry.write.queue_writer import QueuePart
@@ -66,69 +55,6 @@ def entries_at(queue: Queue, offsets: Int64) -> Units:
         inside = (offsets >= start) & (offsets < start + len(entries))
         result[inside] = entries[offsets[inside] - start]
     return result
-
-
-class HarmedOffsets:
-    """The frames of one queue with a harmed queue offset; ``count`` is their number."""
-
-    def __init__(self, queue: Queue) -> None:
-        self.count = 0
-        self._place = self._size = 0
-        self._text = ""
-        self._queue = queue
-        self._rule = TagsRule.of_readers(queue.topic)
-        # The offset and the entry of the queue's first message.
-        self._first: tuple[int, Units] | None = None
-
-    def difference(self, layout: StoreLayout) -> Difference:
-        """Return the difference for verify, with the physical offset of the first frame."""
-        return Difference(
-            "harmed_queue_offset",
-            layout.log_file(self._place),
-            self._place,
-            self._text + and_more(self.count),
-            self._size,
-        )
-
-    def right_first(self, part: QueuePart, messages: int) -> int | None:
-        """Return the right queue offset of the queue's first message if the second message shows
-        it. ``messages`` is the number of messages before ``part``.
-        """
-        first, self._first = self._first, None
-        offset = int(part.offsets[0])
-        if not messages:
-            self._first = offset, part.units[:1].copy()
-        if first is None or messages != 1 or first[0] == offset - 1 or self._fits(*first):
-            return None
-        if not self._fits(offset - 1, first[1]) or not self._fits(offset, part.units[:1]):
-            return None
-        self._note(first[1], first[0], offset - 1)
-        return offset - 1
-
-    def right(self, part: QueuePart, following: int) -> Int64:
-        """Return the right queue offsets of a part; ``following`` is the offset after the previous
-        message.
-        """
-        right = part.offsets.copy()
-        for start, stop in consecutive(part.offsets):
-            own, units = int(part.offsets[start]), part.units[start:stop]
-            if own != following:
-                count = self._fits(following, units)
-                if count and not self._fits(own, units[:1]):
-                    right[start : start + count] = np.arange(following, following + count)
-                    self._note(units[:count], own, following)
-            following = int(right[stop - 1]) + 1
-        return right
-
-    def _fits(self, offset: int, entries: Units) -> int:
-        return count_same(self._queue, offset, entries, self._rule)
-
-    def _note(self, entries: Units, own: int, right: int) -> None:
-        if not self.count:
-            self._place, self._size = int(entries["physical_offset"][0]), int(entries["size"][0])
-            name = queue_name(self._queue.key)
-            self._text = f"the frame has queue offset {own}, and {name} has the message at {right}"
-        self.count += len(entries)
 
 
 _CHUNK: Final = 1 << 16

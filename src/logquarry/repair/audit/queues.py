@@ -16,7 +16,7 @@ import numpy as np
 
 from logquarry.errors import CorruptFile, UsageError
 from logquarry.format import broker_json
-from logquarry.format.arrays import Bools, Int64
+from logquarry.format.arrays import Bools, Int64, consecutive
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.log.follow import DispatchRequests, Followed
 from logquarry.log.layout import StoreLayout
@@ -33,18 +33,14 @@ from logquarry.repair.audit.differences import (
     LostSpans,
     TagsRule,
     and_more,
+    count_same,
     queue_file_differences,
     queue_name,
     same_entries,
 )
 from logquarry.repair.audit.expired_queues import holes
 from logquarry.repair.audit.harmed_ids import HarmedIds
-from logquarry.repair.audit.queue_evidence import (
-    HarmedOffsets,
-    SpareEntries,
-    entries_at,
-    has_entries,
-)
+from logquarry.repair.audit.queue_evidence import SpareEntries, entries_at, has_entries
 from logquarry.write.dispatcher import RUN_SPAN
 from logquarry.write.message_rules import queue_name_fault
 from logquarry.write.queue_table import is_listed
@@ -64,7 +60,8 @@ class SeenMessages:
         missing_since: store time of that message, in milliseconds.
         gaps: (start, stop) of missing queue offsets between the first and the last message.
         log_start: start of the log, read after the queue's files were listed; None if not yet read.
-        harmed: the frames with a wrong queue offset; None if the queue has no files.
+        harmed: physical offset and size of the first frame with a harmed queue offset, and a text.
+        harmed_count: number of frames with a harmed queue offset.
     """
 
     queue: Queue | None
@@ -77,7 +74,10 @@ class SeenMessages:
     groups: dict[str, EntryGroup] = field(default_factory=dict)
     gaps: list[tuple[int, int]] = field(default_factory=list)
     log_start: int | None = None
-    harmed: HarmedOffsets | None = None
+    harmed: tuple[int, int, str] = (0, 0, "")
+    harmed_count: int = 0
+    # Queue offset and entry of the queue's first message, until its second message is read.
+    _first: tuple[int, Units] | None = None
 
     def note(self, kind: str, offsets: Int64, which: Bools, reason: str) -> None:
         """Record the entries that differ in one way; ``reason`` describes the first such entry."""
@@ -103,15 +103,59 @@ class SeenMessages:
         self.messages = 0
         self.first_offset, self.epoch_start, self.missing_from = first, place, None
 
-    def begin_at(self, first: int) -> None:
-        """Correct the queue offset of the only message so far; its entry is right."""
-        self.groups.clear()
-        self.first_offset, self.next_offset, self.missing_from = first, first + 1, None
-
     def advance(self, count: int) -> None:
         """Count messages whose entries are right."""
         self.next_offset += count
         self.messages += count
+
+    def corrected(self, part: QueuePart) -> QueuePart:
+        """Return a part with the right queue offsets; count the frames with a harmed one.
+
+        No CRC covers the queue offset in a frame. The expected queue offset of a message is one
+        more than that of the queue's previous message. If a frame has another queue offset, but the
+        queue has the message's entry only at the expected offset, the queue offset in the frame is
+        harmed. Consumers find messages through the queue, so the queue needs no repair.
+        """
+        self._correct_first(part)
+        right, following = part.offsets.copy(), self.next_offset
+        for start, stop in consecutive(part.offsets):
+            own, units = int(part.offsets[start]), part.units[start:stop]
+            if own != following:
+                count = self._count_same(following, units)
+                if count and not self._count_same(own, units[:1]):
+                    right[start : start + count] = np.arange(following, following + count)
+                    self._note_harmed(units[:count], own, following)
+            following = int(right[stop - 1]) + 1
+        return replace(part, offsets=right)
+
+    def _correct_first(self, part: QueuePart) -> None:
+        """Correct the queue offset of the queue's first message if the second message, with which
+        ``part`` begins, shows the right one.
+        """
+        first, self._first = self._first, None
+        offset = int(part.offsets[0])
+        if not self.messages:
+            self._first = offset, part.units[:1].copy()
+        if first is None or self.messages != 1 or first[0] == offset - 1:
+            return
+        is_right = self._count_same(*first) or not self._count_same(offset - 1, first[1])
+        if is_right or not self._count_same(offset, part.units[:1]):
+            return
+        self._note_harmed(first[1], first[0], offset - 1)
+        self.groups.clear()
+        self.first_offset, self.next_offset, self.missing_from = offset - 1, offset, None
+
+    def _count_same(self, offset: int, entries: Units) -> int:
+        assert self.queue is not None
+        return count_same(self.queue, offset, entries, TagsRule.of_readers(self.queue.topic))
+
+    def _note_harmed(self, entries: Units, own: int, right: int) -> None:
+        assert self.queue is not None
+        if not self.harmed_count:
+            text = f"the frame has queue offset {own}, and {queue_name(self.queue.key)} has the "
+            text += f"message at {right}"
+            self.harmed = int(entries["physical_offset"][0]), int(entries["size"][0]), text
+        self.harmed_count += len(entries)
 
 
 class QueuesAudit:
@@ -141,15 +185,12 @@ class QueuesAudit:
 
     def _add(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> None:
         seen = self._of(key, int(part.offsets[0]))
-        if seen.harmed is not None:
+        if seen.queue is not None:
             if not seen.messages and len(part.rows) > 1:
                 self._add(key, part[:1], requests)
                 self._add(key, part[1:], requests)
                 return
-            first = seen.harmed.right_first(part, seen.messages)
-            if first is not None:
-                seen.begin_at(first)
-            part = replace(part, offsets=seen.harmed.right(part, seen.next_offset))
+            part = seen.corrected(part)
         self._compare(seen, part, requests.store_timestamp[part.rows])
         self._check_times(key, part, requests)
 
@@ -172,9 +213,7 @@ class QueuesAudit:
     def _of(self, key: QueueKey, first: int) -> SeenMessages:
         seen = self._seen.get(key)
         if seen is None:
-            queue = self._on_disk(key)
-            harmed = None if queue is None else HarmedOffsets(queue)
-            seen = self._seen[key] = SeenMessages(queue, first, first, harmed=harmed)
+            seen = self._seen[key] = SeenMessages(self._on_disk(key), first, first)
         return seen
 
     def _on_disk(self, key: QueueKey) -> Queue | None:
@@ -324,8 +363,10 @@ class QueuesAudit:
                 reason, is_explained = f"{reason}, but topics.json no longer lists the topic", True
             yield from self._missing(key, reason, is_explained=is_explained)
             return
-        if seen.harmed is not None and seen.harmed.count:
-            yield seen.harmed.difference(self.layout)
+        if seen.harmed_count:
+            at, size, text = seen.harmed
+            file, text = self.layout.log_file(at), text + and_more(seen.harmed_count)
+            yield Difference("harmed_queue_offset", file, at, text, size)
         for group in seen.groups.values():
             yield self._difference(queue, group)
         if seen.messages and seen.next_offset > queue.max_offset:
