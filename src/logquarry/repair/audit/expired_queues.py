@@ -129,7 +129,7 @@ def stand_in(queue: FileQueue, layout: StoreLayout, files: OpenFiles, file_size:
     last = _last_of_batches(queue, log_start) if queue.is_batch else _last(queue, log_start)
     if last is None:
         return StandIn(0, b"", 0, is_sure=False)
-    end, is_sure = last.end, _is_sure(last, queue, layout, files, file_size)
+    end, is_sure = last.end, _is_sure(last, queue, files, file_size)
     committed = 0 if is_sure else _committed(layout, queue.key)
     # The messages before ``log_start`` took more than one byte each. So a consume queue whose
     # messages have all expired ends at most at queue offset ``log_start``.
@@ -201,17 +201,13 @@ def _last_of_batches(queue: FileQueue, log_start: int) -> _Last | None:
     return last
 
 
-def _is_sure(
-    last: _Last, queue: FileQueue, layout: StoreLayout, files: OpenFiles, file_size: int
-) -> bool:
+def _is_sure(last: _Last, queue: FileQueue, files: OpenFiles, file_size: int) -> bool:
     """Whether ``last`` was certainly the last entry of the queue. This is so if the last file has
     the right size, can be read, and has room for more entries: then no file after it is missing.
     """
-    # A queue object leaves out files with impossible names; the layout has them.
-    listed = layout.batch_queue(*queue.key) if queue.is_batch else layout.queue(*queue.key)
-    if not listed.files:
+    if not queue.listed.files:
         return False
-    file = listed.files[-1]
+    file = queue.listed.files[-1]
     end = (last.number + 1) * queue.entry_size
     is_whole = file.size == file_size and not file.base % file_size
     return (

@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from logquarry.format import index
-from logquarry.format.arrays import Bools, Int32, Int64
-from logquarry.format.frame import Frame
+from logquarry.format.arrays import Bools, Int32
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
 from logquarry.log import codec
 from logquarry.log.filesystem import FileView
@@ -329,23 +328,23 @@ def index_fault(layout: StoreLayout, shape: IndexShape, *, log_end: int) -> str 
     return None
 
 
-def file_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> str | None:
+def file_fault(file: FileView, size: int, shape: IndexShape, log_end: int) -> str | None:
     """Return why the header or the entries of an index file are wrong, as text, or None."""
+    data = file.window(0, size)
     fault = _header_fault(data, size, shape, log_end)
     if fault is not None:
         return fault
     header = index.decode_header(data)
     if header.entry_count == 1:
         return _NOT_COUNTED if np.frombuffer(data, np.uint8)[HEADER.size : size].any() else None
-    count = header.entry_count - 1
-    entries = np.frombuffer(data, ENTRY_DTYPE, count, shape.entry_position(1))
-    offsets: Int64 = entries["physical_offset"].astype(np.int64)
-    if (np.diff(offsets) < 0).any():
+    entries = np.frombuffer(data, ENTRY_DTYPE, header.entry_count - 1, shape.entry_position(1))
+    if (np.diff(entries["physical_offset"].astype(np.int64)) < 0).any():
         return "its entries are not in the log's order"
-    fault = _ends_fault(header, int(offsets[0]), int(offsets[-1]), int(entries["seconds"][-1]))
+    fault = ends_fault(file, shape, header)
     if fault is not None:
         return fault
-    if (entries["previous"] >= np.arange(1, count + 1)).any() or (entries["previous"] < 0).any():
+    previous = entries["previous"]
+    if (previous >= np.arange(1, len(entries) + 1)).any() or (previous < 0).any():
         return "one of its chains leads to a later entry"
     return None
 
@@ -374,23 +373,19 @@ def ends_fault(file: FileView, shape: IndexShape, header: IndexHeader) -> str | 
         index.decode_entry(file.window(shape.entry_position(number), ENTRY.size), 0)
         for number in (1, header.entry_count - 1)
     )
-    return _ends_fault(header, first.physical_offset, last.physical_offset, last.seconds)
-
-
-def _ends_fault(header: IndexHeader, first: int, last: int, seconds: int) -> str | None:
-    if not names_ends(header, first, last):
+    if not names_ends(header, first.physical_offset, last.physical_offset):
         return (
             "its header gives another first or last message than its entries: the header gives the "
             f"physical offsets {header.begin_offset} and {header.end_offset}, and the entries give "
-            f"{first} and {last}"
+            f"{first.physical_offset} and {last.physical_offset}"
         )
     # In a file's first entry, the seconds are counted from the end time of the previous file.
     end = np.array([header.end_timestamp])
     expected = int(seconds_since(end, header.begin_timestamp)[0])
-    if header.entry_count > 2 and seconds != expected:
+    if header.entry_count > 2 and last.seconds != expected:
         return (
             f"its header gives {expected} seconds between its first and its last message, but its "
-            f"last entry gives {seconds}"
+            f"last entry gives {last.seconds}"
         )
     return None
 
@@ -430,8 +425,8 @@ def times_fault(log: CommitLog, header: IndexHeader) -> str | None:
 
 def _stored_at(log: CommitLog, offset: int) -> int | None:
     """Return the store time of the message at a physical offset; None if the log has none there."""
-    outcome = log.outcome_at(offset, check_crc=False)
-    return outcome.store_timestamp if isinstance(outcome, Frame) else None
+    found = log.sound_frame_at(offset, check_crc=False)
+    return None if found is None else found.store_timestamp
 
 
 def entries_of_last(data: memoryview, shape: IndexShape, header: IndexHeader) -> int:

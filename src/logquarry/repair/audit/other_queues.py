@@ -376,7 +376,7 @@ class _Spare:
                 kind = "queue_misplaced"
                 text = f"points to the message at {places[at]}, whose queue offset is "
                 text += str(found.queue_offset)
-            self._note(kind, path, at[np.newaxis], entries, text)
+            self._note(kind, path, np.array([at]), entries, text)
 
     def _note(self, kind: str, path: str, which: Int64, entries: BatchEntries, reason: str) -> None:
         if not len(which):

@@ -19,6 +19,7 @@ from logquarry.errors import UnreadableFile
 from logquarry.format import java, timer
 from logquarry.format.arrays import Records
 from logquarry.format.frame import Frame
+from logquarry.format.queue_entry import QueueEntry
 from logquarry.format.timer import TimerCheck
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CONFIG, NAME_DIGITS, is_offset_name
@@ -105,17 +106,19 @@ class _Wheel:
     def _read_end(self) -> None:
         """Apply the last entries of the timer log to the wheel again, as the broker does."""
         begin = max(0, self._check.log_end - self._size)
-        starts = [base for base in self._files if base <= begin][-1:] or list(self._files)[:1]
+        first = max((base for base in self._files if base <= begin), default=0)
         for base, entries in self._files.items():
-            if not starts or base < starts[0]:
+            if base < first:
                 continue
             sound = (entries["size"] == _ENTRY.itemsize) & (entries["magic"] & ~0xF == 0)
-            count = len(entries) if sound.all() else int(np.argmin(sound))
-            for number in range(count):
-                one = entries[number]
-                time = int(one["write_time"]) + int(one["delay"])
-                self._last[time - time % self._step] = base + number * _ENTRY.itemsize
-                self._end = int(one["physical_offset"]), int(one["frame_size"])
+            some = entries if sound.all() else entries[: int(np.argmin(sound))]
+            times = some["write_time"].astype(np.int64) + some["delay"]
+            places = base + np.arange(len(some)) * _ENTRY.itemsize
+            self._last.update(
+                zip((times - times % self._step).tolist(), places.tolist(), strict=True)
+            )
+            if len(some):
+                self._end = int(some["physical_offset"][-1]), int(some["frame_size"][-1])
 
     @property
     def enqueued(self) -> int:
@@ -125,10 +128,8 @@ class _Wheel:
         return min(last.queue_offset + 1, self._check.enqueued)
 
     def _message(self, offset: int, size: int) -> Frame | None:
-        found = self._log.outcome_at(offset, check_crc=False)
-        if not isinstance(found, Frame) or found.topic != timer.TOPIC.encode():
-            return None
-        return found if found.size == size else None
+        found = self._log.frame_of(QueueEntry(offset, size, 0))
+        return found if found is not None and found.topic == timer.TOPIC.encode() else None
 
     def faults(self, timers: Timers) -> Iterator[Difference]:
         faults: list[Difference] = []
