@@ -161,13 +161,13 @@ class _Verification:
         end = self._log()
         self._advance(self.log_bytes)
         lost: list[DamagedSpan | ExpiredSpan] = [*self.damage, *self.expired]
-        self.report.add_all(self.queues.finish(end, lost))
+        self.report.findings += self.queues.finish(end, lost)
         self._replaced_files(end)
         self._advance(self.log_bytes + self.queue_bytes)
         damaged = [f.file for f in self.report.findings if f.severity == "damage"]
         for path, reason in verify_files.misnamed_queue_files(self.layout, damaged):
             self.report.add("misnamed_queue_file", path, 0, reason)
-        self.report.add_all(self.index.finish(end, lost, self.last_keyed))
+        self.report.findings += self.index.finish(end, lost, self.last_keyed)
         if self.layout.has_state_table and not self.live:
             verify_files.check_transactions(self.layout, end, self.report)
         verify_files.check_checkpoint(
@@ -180,7 +180,7 @@ class _Verification:
         verify_files.check_names(self.layout, self.report)
         verify_files.check_config(self.layout, self.report)
         if not self.live:
-            self.report.add_all(timer_faults(self.layout))
+            self.report.findings += timer_faults(self.layout)
             for path, offset, size, reason in compaction_faults(self.layout):
                 self.report.add("compaction_wrong", path, offset, reason, size)
         self._state()
@@ -306,7 +306,7 @@ class _Verification:
         lacks_first = self.layout.lost_head is not None
         for found in file_differences(log.files, log.file_size, lacks_first=lacks_first):
             if found.fault in (FileFault.SIZE, FileFault.EMPTY_LAST):
-                self.report.add_all([found.size_difference(found.file.base)])
+                self.report.findings += [found.size_difference(found.file.base)]
 
     def _run(self, run: Run | FrameFacts) -> None:
         if isinstance(run, Run):

@@ -25,7 +25,8 @@ from logquarry.log.store_files import NAME_DIGITS
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, is_batch_written
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import UNIT_DTYPE, FileQueue, has_message, is_written
-from logquarry.repair.audit.differences import Difference, unreadable_file
+from logquarry.repair.audit.differences import unreadable_file
+from logquarry.repair.findings import Finding, finding
 from logquarry.write.queue_writer import MOST_OFFSET
 
 _FILLER: Final = queue_entry.encode(FILLER)
@@ -230,7 +231,7 @@ def _committed(layout: StoreLayout, key: QueueKey) -> int:
     )
 
 
-def holes(queue: FileQueue, folder: str, log_start: int) -> Iterator[Difference]:
+def holes(queue: FileQueue, folder: str, log_start: int) -> Iterator[Finding]:
     """Yield a difference for the unwritten entries of a queue in ``folder``, if it has any.
 
     In a batch queue, only unwritten entries after the queue's end count. The search for spare
@@ -243,7 +244,7 @@ def holes(queue: FileQueue, folder: str, log_start: int) -> Iterator[Difference]
         base = first * queue.entry_size // size * size
         reason = f"entry {first} was never written, and later entries were"
         file, at = f"{folder}/{base:0{NAME_DIGITS}d}", first * queue.entry_size - base
-        yield Difference("queue_hole", file, at, reason, sum(map(len, made.values())))
+        yield finding("queue_hole", file, at, reason, sum(map(len, made.values())))
 
 
 def _parts(queue: FileQueue, log_start: int) -> Iterator[tuple[Int64, Records]]:

@@ -25,7 +25,7 @@ from logquarry.log.walk import Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
 from logquarry.read.index_file import IndexFile
-from logquarry.repair.audit.differences import Difference, LostSpans, and_more, names_ends
+from logquarry.repair.audit.differences import LostSpans, and_more, names_ends
 from logquarry.repair.audit.index_entries import (
     ENTRY_DTYPE,
     Entries,
@@ -35,6 +35,7 @@ from logquarry.repair.audit.index_entries import (
     KeyCounter,
     Place,
 )
+from logquarry.repair.findings import Finding, finding
 from logquarry.write.index_writer import seconds_since
 
 _CHUNK: Final = 1 << 22
@@ -104,7 +105,7 @@ class IndexAudit:
         """Count a run's keys; :meth:`finish` subtracts the entries to find missing keys."""
         self._keys.add(run, has_key)
 
-    def finish(self, log_end: int, lost: LostSpans, last_keyed: int | None) -> Iterator[Difference]:
+    def finish(self, log_end: int, lost: LostSpans, last_keyed: int | None) -> Iterator[Finding]:
         """Yield all differences after the whole log is read.
 
         ``last_keyed`` is the physical offset of the log's last message with keys.
@@ -113,7 +114,7 @@ class IndexAudit:
         if not files:
             if last_keyed is not None:
                 reason = "messages have keys, and a query by key reads the whole log"
-                yield Difference("index_missing", INDEX, 0, reason)
+                yield finding("index_missing", INDEX, 0, reason)
             return
         indexed = -1
         for file in files:
@@ -127,11 +128,11 @@ class IndexAudit:
             yield from self._gap_differences()
         if last_keyed is not None and last_keyed > indexed:
             reason = f"has keys up to {indexed}, and the log has keys up to {last_keyed}"
-            yield Difference("index_behind", files[-1].path, 0, reason)
+            yield finding("index_behind", files[-1].path, 0, reason)
 
     def _check_file(
         self, file: IndexFile, header: IndexHeader, log_end: int, lost: LostSpans
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Finding]:
         view = self._files.view(file.path)
         size = 0 if view is None else view.size
         count = header.entry_count - 1
@@ -139,11 +140,11 @@ class IndexAudit:
         may_fit = count * ENTRY.size + HEADER.size <= size
         if count and shape is None and may_fit and header.begin_offset <= header.end_offset:
             reason = "slots and entries are unknown: set maxHashSlotNum and maxIndexNum in a config"
-            yield Difference("index_shape", file.path, 0, reason)
+            yield finding("index_shape", file.path, 0, reason)
             return
         fault = self._header_fault(file, header, size)
         if fault is not None:
-            yield Difference("index_header", file.path, 0, fault, HEADER.size)
+            yield finding("index_header", file.path, 0, fault, HEADER.size)
         if fault is not None or not count:
             return
         assert shape is not None
@@ -152,7 +153,7 @@ class IndexAudit:
         # A running broker writes the fields of a header one after the other. So report the fault
         # only if the header is still the same.
         if fault is not None and header == file.header:
-            yield Difference("index_header", file.path, 0, fault, HEADER.size)
+            yield finding("index_header", file.path, 0, fault, HEADER.size)
         self.entries += count
         is_compared = self._has_keys and self.is_exact
         if is_compared and file.path in self._known_chains:
@@ -163,7 +164,7 @@ class IndexAudit:
         if not is_compared:
             yield from self._entry_differences(file, shape, entries, log_end, lost)
 
-    def _gap_differences(self) -> Iterator[Difference]:
+    def _gap_differences(self) -> Iterator[Finding]:
         for (begin, end), keys in zip(
             self._gaps, self._keys.keys[len(self._ranges) :], strict=True
         ):
@@ -173,7 +174,7 @@ class IndexAudit:
                     f"{keys} keys of messages between {first} and {end} have no entry: an index "
                     "file is missing, or the broker ran without an index"
                 )
-                yield Difference("index_gap", INDEX, 0, reason)
+                yield finding("index_gap", INDEX, 0, reason)
 
     def _header_fault(self, file: IndexFile, header: IndexHeader, size: int) -> str | None:
         count = header.entry_count - 1
@@ -214,7 +215,7 @@ class IndexAudit:
 
     def _chain_differences(
         self, file: IndexFile, shape: IndexShape, entries: Entries
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Finding]:
         data = self._files.read(file.path, HEADER.size, shape.slots * SLOT.size)
         slots = np.frombuffer(data, _SLOT)["newest"]
         kernels = codec.kernels()
@@ -226,7 +227,7 @@ class IndexAudit:
             found = _Chains(*kernels.check_chains(*places, newest))
         if found.wrong:
             number = found.first + 1
-            yield Difference(
+            yield finding(
                 "index_chain",
                 file.path,
                 shape.entry_position(number),
@@ -236,7 +237,7 @@ class IndexAudit:
             )
         if found.wrong_slots:
             slot = found.first_slot
-            yield Difference(
+            yield finding(
                 "index_chain",
                 file.path,
                 HEADER.size + slot * SLOT.size,
@@ -252,7 +253,7 @@ class IndexAudit:
         entries: Entries,
         log_end: int,
         lost: LostSpans,
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Finding]:
         number = self._numbers[file.path]
         begin, end = self._ranges[number]
         audit = EntryAudit(self.layout, log_end, lost, (begin, end))
@@ -265,7 +266,7 @@ class IndexAudit:
         is_right = file.path not in self._all.odd_headers
         if is_right and audit.is_ordered and missing > 0:
             reason = f"{missing} keys of messages between {begin} and {end} have no entry"
-            yield Difference("index_gap", file.path, 0, reason)
+            yield finding("index_gap", file.path, 0, reason)
 
 
 def _gaps(headers: list[IndexHeader], log_start: int) -> list[tuple[int, int]]:

@@ -37,7 +37,6 @@ from logquarry.read.log_queues import QueueKey, epoch_start
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import QueueDb, RocksQueue, rocksdb_folders
 from logquarry.repair.audit.differences import (
-    Difference,
     EntryGroup,
     LostSpans,
     and_more,
@@ -47,6 +46,7 @@ from logquarry.repair.audit.differences import (
 from logquarry.repair.audit.first_difference import BATCH_FIELDS, same_batches
 from logquarry.repair.audit.queues import QueuesAudit, SeenMessages
 from logquarry.repair.audit.right_offsets import NO_PLACE, RightBases
+from logquarry.repair.findings import Finding, finding
 from logquarry.write.queue_writer import MOST_OFFSET, QueuePart, falls, is_batch
 
 _UNREADABLE: Final = "bad_rocksdb"
@@ -73,13 +73,13 @@ class StoreQueuesAudit:
         self._files = QueuesAudit(layout)
         self._batch = BatchQueuesAudit(layout)
         self._databases: list[RocksQueuesAudit] = []
-        self._broken: list[Difference] = []
+        self._broken: list[Finding] = []
         self._folders = rocksdb_folders(layout)
         for folder in self._folders if is_installed() else ():
             try:
                 self._databases.append(RocksQueuesAudit(layout, QueueDb(layout, folder)))
             except CorruptFile as error:
-                self._broken.append(Difference(_UNREADABLE, folder, 0, error.reason))
+                self._broken.append(finding(_UNREADABLE, folder, 0, error.reason))
 
     @property
     def entries(self) -> int:
@@ -112,10 +112,10 @@ class StoreQueuesAudit:
         """See :meth:`QueuesAudit.add_sound`."""
         self._files.add_sound(queues)
 
-    def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
+    def finish(self, log_end: int, lost: LostSpans) -> Iterator[Finding]:
         """Yield all differences, queue by queue; call this after the whole log is read."""
         # Each audit finds the same differences in the log: report each once.
-        in_log: set[Difference] = set()
+        in_log: set[Finding] = set()
         for found in self._differences(log_end, lost):
             if found.kind in ("new_epoch", "harmed_queue_offset", "harmed_queue_id"):
                 if found in in_log:
@@ -123,7 +123,7 @@ class StoreQueuesAudit:
                 in_log.add(found)
             yield found
 
-    def _differences(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
+    def _differences(self, log_end: int, lost: LostSpans) -> Iterator[Finding]:
         is_crash = self._files.is_crash(log_end)
         yield from self._files.differences(log_end, lost, is_explained=is_crash)
         yield from self._batch.differences(log_end, lost, is_explained=is_crash)
@@ -136,11 +136,11 @@ class StoreQueuesAudit:
         if not is_installed():
             for folder in self._folders:
                 reason = "its queues were not compared: pip install 'logquarry[rocksdb]'"
-                yield Difference(_UNREADABLE, folder, 0, reason, is_explained=True)
+                yield finding(_UNREADABLE, folder, 0, reason, is_explained=True)
 
     def _drop(self, audit: RocksQueuesAudit, error: CorruptFile) -> None:
         self._databases.remove(audit)
-        self._broken.append(Difference(_UNREADABLE, audit.folder, 0, error.reason))
+        self._broken.append(finding(_UNREADABLE, audit.folder, 0, error.reason))
 
 
 class RocksQueuesAudit(QueuesAudit):
@@ -182,32 +182,32 @@ class RocksQueuesAudit(QueuesAudit):
             differs[ours] &= places[ours] == entries["physical_offset"][theirs]
             seen.note("queue_entry_wrong", offsets, differs, "has another store time")
 
-    def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
+    def finish(self, log_end: int, lost: LostSpans) -> Iterator[Finding]:
         """Yield all differences, queue by queue; call this after the whole log is read."""
         dispatched, crashed = self._db.dispatched_end, self.layout.has_abort
         # A broker has its newest entries only in memory, and makes them again after a crash.
         is_explained = crashed and self._is_dispatched(dispatched, -1)
         if dispatched > log_end:
             reason = f"it has the messages up to {dispatched}, but the log ends at {log_end}"
-            yield Difference("queue_ahead", self.folder, 0, reason, is_explained=crashed)
+            yield finding("queue_ahead", self.folder, 0, reason, is_explained=crashed)
         yield from self.differences(log_end, lost, is_explained=is_explained)
 
-    def _missing(self, key: QueueKey, reason: str, *, is_explained: bool) -> Iterator[Difference]:
+    def _missing(self, key: QueueKey, reason: str, *, is_explained: bool) -> Iterator[Finding]:
         if key not in self._elsewhere:
             reason = f"RocksDB lacks it, and {reason}"
             place = self._place_of(key)
-            yield Difference("queue_missing", place, 0, reason, is_explained=is_explained)
+            yield finding("queue_missing", place, 0, reason, is_explained=is_explained)
 
     def _spare(
         self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Finding]:
         yield from super()._spare(queue, seen, log_end, lost)
         key = queue.key
         if seen.messages and queue.max_offset <= seen.next_offset:
             return
         reason = wrong_end(self._db, key, self.layout.commit_log.start)
         if reason is not None:
-            yield Difference("queue_end_wrong", self.folder, 0, reason)
+            yield finding("queue_end_wrong", self.folder, 0, reason)
 
     def _place(self, queue: Queue, offset: int) -> tuple[str, int]:
         return self._place_of(queue.key), 0
@@ -215,10 +215,10 @@ class RocksQueuesAudit(QueuesAudit):
     def _place_of(self, key: QueueKey) -> str:
         return f"{self.folder}/{key[0]}/{key[1]}"
 
-    def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
+    def _difference(self, queue: Queue, group: EntryGroup) -> Finding:
         found = group.at(self.folder, 0, ENTRY.size)
         name = queue_name(queue.key)
-        return Difference(found.kind, found.file, 0, f"{name}: {found.reason}", found.length)
+        return finding(found.kind, found.file, 0, f"{name}: {found.reason}", found.length)
 
 
 class BatchQueuesAudit(QueuesAudit):
@@ -239,7 +239,7 @@ class BatchQueuesAudit(QueuesAudit):
 
     def differences(
         self, log_end: int, lost: LostSpans, *, is_explained: bool
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Finding]:
         """See :meth:`QueuesAudit.differences`."""
         for key, right in self._right.items():
             self._add_batches(key, right.settle())
@@ -248,7 +248,7 @@ class BatchQueuesAudit(QueuesAudit):
                 file = self.layout.log_file(place)
                 text = f"in {queue_name(key)}, the frames around this frame show that its queue "
                 text += f"offset was {base}{and_more(len(harmed))}"
-                yield Difference("harmed_queue_offset", file, place, text)
+                yield finding("harmed_queue_offset", file, place, text)
         yield from super().differences(log_end, lost, is_explained=is_explained)
 
     def _add_batches(self, key: QueueKey, entries: BatchEntries) -> None:
@@ -287,12 +287,12 @@ class BatchQueuesAudit(QueuesAudit):
         assert isinstance(queue, BatchQueue)
         return place_of(queue, offset)
 
-    def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
+    def _difference(self, queue: Queue, group: EntryGroup) -> Finding:
         return group.at(*self._place(queue, group.number), ENTRY_SIZE)
 
     def _spare(
         self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Finding]:
         assert isinstance(queue, BatchQueue)
         return _Spare(self.layout, self._files, queue, seen, log_end, lost).differences()
 
@@ -336,9 +336,9 @@ class _Spare:
         self._lost = lost
         first, stop = (seen.first_offset, seen.next_offset) if seen.messages else (0, 0)
         self._gaps = [(0, first), *seen.gaps, (stop, 1 << 62)]
-        self._groups: dict[str, tuple[Difference, int]] = {}
+        self._groups: dict[str, tuple[Finding, int]] = {}
 
-    def differences(self) -> Iterator[Difference]:
+    def differences(self) -> Iterator[Finding]:
         last = 0
         for file, stored in self._queue.batches():
             written, entries = is_batch_written(stored), own_messages(stored)
@@ -383,7 +383,7 @@ class _Spare:
             return
         at = int(which[0])
         text = f"the entry of queue offset {int(entries['base'][at])} {reason}"
-        found, count = self._groups.get(kind, (Difference(kind, path, at * ENTRY_SIZE, text), 0))
+        found, count = self._groups.get(kind, (finding(kind, path, at * ENTRY_SIZE, text), 0))
         self._groups[kind] = found, count + len(which)
 
 

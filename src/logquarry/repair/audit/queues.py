@@ -28,7 +28,6 @@ from logquarry.read.log_end import checkpoint_times
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue, FileQueue, Queue, Units, is_written
 from logquarry.repair.audit.differences import (
-    Difference,
     EntryGroup,
     LostSpans,
     TagsRule,
@@ -41,6 +40,7 @@ from logquarry.repair.audit.differences import (
 from logquarry.repair.audit.expired_queues import holes
 from logquarry.repair.audit.harmed_ids import HarmedIds
 from logquarry.repair.audit.queue_evidence import SpareEntries, entries_at, has_entries
+from logquarry.repair.findings import Finding, finding
 from logquarry.write.dispatcher import RUN_SPAN
 from logquarry.write.message_rules import queue_name_fault
 from logquarry.write.queue_table import is_listed
@@ -300,7 +300,7 @@ class QueuesAudit:
 
     def differences(
         self, log_end: int, lost: LostSpans, *, is_explained: bool
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Finding]:
         """Yield all differences, queue by queue, after the whole log is read. ``is_explained`` is
         the result of :meth:`is_crash`.
         """
@@ -308,7 +308,7 @@ class QueuesAudit:
             folder = self._folder(key)
             if key[0] in self._others.batch:
                 reason = "the topic has batch queues: a broker does not start on this folder"
-                yield Difference("queue_misplaced", folder, 0, reason)
+                yield finding("queue_misplaced", folder, 0, reason)
                 continue
             yield from queue_file_differences(folder, self._sequence(key))
             seen = self._seen.get(key) or SeenMessages(self._queue(key), 0, 0)
@@ -350,10 +350,10 @@ class QueuesAudit:
         lost: LostSpans,
         *,
         is_explained: bool,
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Finding]:
         if seen.epoch_start is not None:
             at, reason = seen.epoch_start, f"{queue_name(key)} starts again at {seen.first_offset}"
-            yield Difference("new_epoch", self.layout.log_file(at), at, reason)
+            yield finding("new_epoch", self.layout.log_file(at), at, reason)
         queue = seen.queue
         if queue is None:
             if not seen.messages:
@@ -366,17 +366,17 @@ class QueuesAudit:
         if seen.harmed_count:
             at, size, text = seen.harmed
             file, text = self.layout.log_file(at), text + and_more(seen.harmed_count)
-            yield Difference("harmed_queue_offset", file, at, text, size)
+            yield finding("harmed_queue_offset", file, at, text, size)
         for group in seen.groups.values():
             yield self._difference(queue, group)
         if seen.messages and seen.next_offset > queue.max_offset:
             first = max(queue.max_offset, seen.first_offset)
-            yield Difference(
+            yield finding(
                 "queue_behind",
                 *self._place(queue, first),
                 f"ends at {queue.max_offset}, and the log has messages up to {seen.next_offset}",
                 0 if queue.is_batch else (seen.next_offset - first) * UNIT_SIZE,
-                is_explained,
+                is_explained=is_explained,
             )
         if not seen.messages and isinstance(queue, FileQueue):
             yield from holes(queue, self._folder(key), self.layout.commit_log.start)
@@ -384,7 +384,7 @@ class QueuesAudit:
         for place in self._moved.get(key, ())[:1]:
             text = f"the frame names another queue, and {queue_name(key)} has the message at "
             text += f"{self._ids.offsets[place]}{and_more(len(self._moved[key]))}"
-            yield Difference("harmed_queue_id", self.layout.log_file(place), place, text)
+            yield finding("harmed_queue_id", self.layout.log_file(place), place, text)
         if isinstance(queue, ConsumeQueue) and log_end < FILLER_SIZE:
             yield from self._last_filler(queue)  # QUIRK: see expired_queues.stand_in
 
@@ -396,15 +396,15 @@ class QueuesAudit:
             moved.setdefault(key, []).append(place)
         return moved
 
-    def _last_filler(self, queue: ConsumeQueue) -> Iterator[Difference]:
+    def _last_filler(self, queue: ConsumeQueue) -> Iterator[Finding]:
         number = max(queue.max_offset - 1, 0)
         if queue.units(number, number + 1)["size"].tolist() == [FILLER_SIZE]:
             place, reason = self._place(queue, number), "the last entry is a filler"
-            yield Difference("queue_ends_in_filler", *place, reason)
+            yield finding("queue_ends_in_filler", *place, reason)
 
     def _spare(
         self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Finding]:
         first, stop = queue.min_offset, queue.max_offset
         ranges = [(first, stop)]
         if seen.messages:
@@ -439,12 +439,12 @@ class QueuesAudit:
             # The check of the configuration files reports an invalid file.
             return (), 0
 
-    def _missing(self, key: QueueKey, reason: str, *, is_explained: bool) -> Iterator[Difference]:
+    def _missing(self, key: QueueKey, reason: str, *, is_explained: bool) -> Iterator[Finding]:
         # If a topic's name cannot be a folder name, the dispatcher makes no queue for it.
         is_explained = is_explained or queue_name_fault(key[0]) is not None
         if not self._others.has_rocksdb:
             place = self._folder(key)
-            yield Difference("queue_missing", place, 0, reason, is_explained=is_explained)
+            yield finding("queue_missing", place, 0, reason, is_explained=is_explained)
 
     @cached_property
     def _others(self) -> OtherQueues:
@@ -460,5 +460,5 @@ class QueuesAudit:
         folder = self._folder(queue.key)
         return f"{folder}/{base:0{NAME_DIGITS}d}", offset * UNIT_SIZE - base
 
-    def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
+    def _difference(self, queue: Queue, group: EntryGroup) -> Finding:
         return group.at(*self._place(queue, group.number), UNIT_SIZE)
