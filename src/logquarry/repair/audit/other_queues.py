@@ -23,7 +23,7 @@ from logquarry.log.follow import DispatchRequests, Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.rocksdb import is_installed
-from logquarry.log.store_files import BATCH_QUEUE, FileSequence
+from logquarry.log.store_files import BATCH_QUEUE
 from logquarry.read.batch_queue import (
     BATCH_DTYPE,
     BatchEntries,
@@ -276,9 +276,6 @@ class BatchQueuesAudit(QueuesAudit):
 
     def _queue(self, key: QueueKey) -> BatchQueue:
         return BatchQueue(self.layout, *key, files=self._files)
-
-    def _sequence(self, key: QueueKey) -> FileSequence:
-        return self.layout.batch_queue(*key)
 
     def _folder(self, key: QueueKey) -> str:
         return f"{BATCH_QUEUE}/{key[0]}/{key[1]}"

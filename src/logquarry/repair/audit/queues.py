@@ -22,7 +22,7 @@ from logquarry.log.follow import DispatchRequests, Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.rocksdb import read_config
-from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, FileSequence
+from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS
 from logquarry.read.fence import OtherQueues, other_queues
 from logquarry.read.log_end import checkpoint_times
 from logquarry.read.log_queues import QueueKey
@@ -228,9 +228,6 @@ class QueuesAudit:
     def _queue(self, key: QueueKey) -> Queue:
         return ConsumeQueue(self.layout, *key, files=self._files, with_stale=True)
 
-    def _sequence(self, key: QueueKey) -> FileSequence:
-        return self.layout.queue(*key)
-
     def _is_next_part(self, key: QueueKey, part: QueuePart) -> bool:
         seen, first = self._seen.get(key), int(part.offsets[0])
         if seen is not None and first != seen.next_offset:
@@ -310,8 +307,9 @@ class QueuesAudit:
                 reason = "the topic has batch queues: a broker does not start on this folder"
                 yield finding("queue_misplaced", folder, 0, reason)
                 continue
-            yield from queue_file_differences(folder, self._sequence(key))
             seen = self._seen.get(key) or SeenMessages(self._queue(key), 0, 0)
+            if isinstance(seen.queue, FileQueue):
+                yield from queue_file_differences(folder, seen.queue.listed)
             yield from self._queue_differences(key, seen, log_end, lost, is_explained=is_explained)
 
     def is_crash(self, log_end: int) -> bool:
