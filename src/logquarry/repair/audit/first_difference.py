@@ -40,10 +40,9 @@ from logquarry.repair.audit.differences import (
 )
 from logquarry.repair.audit.expired_queues import bridges, cut_bridges
 from logquarry.repair.audit.harmed_ids import HarmedIds
-from logquarry.repair.audit.right_offsets import RightBases, RightOffsets
+from logquarry.repair.audit.right_offsets import RightBases, RightOffsets, epochs
 from logquarry.repair.audit.runs import EntryFacts, audited
 from logquarry.write.message_rules import queue_name_fault
-from logquarry.write.queue_writer import falls
 
 _CHUNK: Final = 1 << 12
 BATCH_FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp", "count", "base")
@@ -232,17 +231,13 @@ class BatchQueueAudit:
     def _take(self, entries: BatchEntries) -> None:
         if not len(entries):
             return
-        starts = entries["base"].astype(np.int64)
-        stops = starts + entries["count"]
-        expected = int(starts[0]) if self._at is None else self._next
-        cuts = falls(starts, stops, expected)
-        for at, stop in zip([0, *cuts], [*cuts, len(entries)], strict=True):
-            if at in cuts:
-                # The topic was created again: the queue has only the messages since then.
+        expected = int(entries["base"][0]) if self._at is None else self._next
+        for is_new, part in epochs(entries, expected):
+            if is_new:
+                # The queue has only the messages since the topic was created again.
                 self._at, self._found = None, None
-            if at < stop:
-                self._take_run(entries[at:stop])
-                self._next = int(stops[stop - 1])
+            self._take_run(part)
+            self._next = int(part["base"][-1]) + int(part["count"][-1])
 
     def _take_run(self, entries: BatchEntries) -> None:
         if self._at is None:

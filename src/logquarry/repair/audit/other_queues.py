@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -45,9 +44,9 @@ from logquarry.repair.audit.differences import (
 )
 from logquarry.repair.audit.first_difference import BATCH_FIELDS, same_batches
 from logquarry.repair.audit.queues import QueuesAudit, SeenMessages
-from logquarry.repair.audit.right_offsets import NO_PLACE, RightBases
+from logquarry.repair.audit.right_offsets import NO_PLACE, RightBases, epochs
 from logquarry.repair.findings import Finding, finding
-from logquarry.write.queue_writer import MOST_OFFSET, QueuePart, falls, is_batch
+from logquarry.write.queue_writer import MOST_OFFSET, QueuePart, is_batch
 
 _UNREADABLE: Final = "bad_rocksdb"
 Parts = Mapping[QueueKey, QueuePart]
@@ -252,19 +251,14 @@ class BatchQueuesAudit(QueuesAudit):
         yield from super().differences(log_end, lost, is_explained=is_explained)
 
     def _add_batches(self, key: QueueKey, entries: BatchEntries) -> None:
-        starts = entries["base"].astype(np.int64)
-        if not len(starts):
+        if not len(entries):
             return
-        stops = starts + entries["count"]
-        seen = self._of(key, int(starts[0]))
-        # If a queue offset does not increase, the topic was created again here.
-        cuts = [0, *falls(starts, stops, seen.next_offset), len(starts)]
-        for number, (at, stop) in enumerate(pairwise(cuts)):
-            if number:
-                seen.restart(int(starts[at]), int(entries["physical_offset"][at]))
+        seen = self._of(key, int(entries["base"][0]))
+        for is_new, part in epochs(entries, seen.next_offset):
+            if is_new:
+                seen.restart(int(part["base"][0]), int(part["physical_offset"][0]))
                 seen.next_offset = seen.first_offset
-            if at < stop:
-                self._compare_batches(seen, entries[at:stop], starts[at:stop], stops[at:stop])
+            self._compare_batches(seen, part)
 
     @cached_property
     def _others(self) -> OtherQueues:
@@ -293,9 +287,9 @@ class BatchQueuesAudit(QueuesAudit):
         assert isinstance(queue, BatchQueue)
         return _Spare(self.layout, self._files, queue, seen, log_end, lost).differences()
 
-    def _compare_batches(
-        self, seen: SeenMessages, wanted: BatchEntries, starts: Int64, stops: Int64
-    ) -> None:
+    def _compare_batches(self, seen: SeenMessages, wanted: BatchEntries) -> None:
+        starts = wanted["base"].astype(np.int64)
+        stops = starts + wanted["count"]
         seen.add_gaps(np.append(seen.next_offset, stops[:-1]), starts)
         seen.next_offset = int(stops[-1])
         seen.messages += int((stops - starts).sum())

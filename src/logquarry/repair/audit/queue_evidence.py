@@ -65,8 +65,6 @@ _COPIES: Final = re.compile(
 )
 _OWN, _COPY, _FOREIGN = range(3)
 """Queue of a message: this queue, another queue with a copy in this queue, or any other queue."""
-_FITS, _MOVED, _STRANGE = range(3)
-"""Result for an entry: right, message of another queue offset, or message of another queue."""
 
 
 class SpareEntries:
@@ -82,14 +80,15 @@ class SpareEntries:
         self._groups: dict[str, EntryGroup] = {}
         self._stretches: list[EntryGroup] = []
         self._begin = 0
-        # The result for the previous entry, and by how many queue offsets it was misplaced.
-        self._last = (_FITS, 0)
+        # By how many queue offsets the previous entry was misplaced, and whether its message is of
+        # another queue.
+        self._last = 0, False
 
     def check(self, ranges: Sequence[tuple[int, int]], begin: int = 0) -> list[EntryGroup]:
         """Return the wrong entries in ``ranges``. Fillers before ``begin`` count as right."""
         self._begin = begin
         for first, stop in ranges:
-            self._last = _FITS, 0
+            self._last = 0, False
             for start, entries in self._queue.runs(first, stop):
                 for at in range(0, len(entries), _CHUNK):
                     self._check(start + at, entries[at : at + _CHUNK])
@@ -154,18 +153,18 @@ class SpareEntries:
         # Compare only the queue offsets of own messages. A copy by multi-dispatch has no queue
         # offset of this queue in its frame.
         shifts = np.where(owners == _OWN, queue_offsets - index, 0)
-        ways = np.where(shifts != 0, _MOVED, np.where(owners == _FOREIGN, _STRANGE, _FITS))
-        # A new group begins if the result, or the distance to the right queue offset, changes.
-        changes = ways != np.append(self._last[0], ways[:-1])
-        changes |= shifts != np.append(self._last[1], shifts[:-1])
-        self._last = int(ways[-1]), int(shifts[-1])
-        bounds = [0, *np.flatnonzero(changes).tolist(), len(ways)]
+        strange = owners == _FOREIGN
+        # A new group begins if one of the two changes from one entry to the next.
+        changes = shifts != np.append(self._last[0], shifts[:-1])
+        changes |= strange != np.append(self._last[1], strange[:-1])
+        self._last = int(shifts[-1]), bool(strange[-1])
+        bounds = [0, *np.flatnonzero(changes).tolist(), len(shifts)]
         for number, (at, stop) in enumerate(pairwise(bounds)):
-            if at == stop or ways[at] == _FITS:
+            if at == stop or not (shifts[at] or strange[at]):
                 continue
             if number and len(self._stretches) < MOST_STRETCHES:
                 what = f"whose queue offset is {queue_offsets[at]}"
-                if ways[at] == _STRANGE:
+                if strange[at]:
                     what = "whose frame names another queue"
                 text = f"points to the message at {places[at]}, {what}"
                 self._stretches.append(EntryGroup("queue_misplaced", int(index[at]), text))

@@ -37,6 +37,8 @@ again, and a gap means that messages were lost.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -53,7 +55,7 @@ from logquarry.repair.audit.differences import (
     count_same,
     same_entries,
 )
-from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
+from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET, falls
 
 _MOST_SEARCHES: Final = 64
 """Maximum number of searches through the whole queue. Only a hostile log needs more."""
@@ -337,3 +339,15 @@ def _right_base(own: int, count: int, expected: int | None, following: int | Non
         return expected
     # A topic that was created again begins at 0, or later if its first messages are lost.
     return expected if own and (following is None or following <= own) else own
+
+
+def epochs(entries: BatchEntries, expected: int) -> Iterator[tuple[bool, BatchEntries]]:
+    """Cut the entries of a batch queue where a queue offset does not increase: the topic was
+    created again there. Yield whether this is so for each part, and the part. ``expected`` is the
+    queue offset after the previous message.
+    """
+    starts = entries["base"].astype(np.int64)
+    cuts = falls(starts, starts + entries["count"], expected)
+    for at, stop in pairwise([0, *cuts, len(entries)]):
+        if at < stop:
+            yield at in cuts, entries[at:stop]
