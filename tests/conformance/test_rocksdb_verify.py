@@ -59,6 +59,16 @@ def test_verify_finds_differences_in_rocksdb(
         assert "queue 0 of Orders" in words or "consumequeue_rocksdb/Orders/0" in words
 
 
+def test_a_queue_file_of_a_wrong_size_is_reported_once(copied: Copied) -> None:
+    """With rocksdbCQDoubleWriteEnable, two audits compare the same queue with the log."""
+    root = copied("5.5.0-rocksdb-double")
+    (file,) = (root / "consumequeue/Orders/0").iterdir()
+    config = lq.StoreConfig(mapped_file_size_consume_queue=file.stat().st_size)
+    file.write_bytes(file.read_bytes() + bytes(20))
+    found = verify_store(StoreLayout.open(root, config))
+    assert found.by_kind == {"wrong_file_size": 1}
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["far", "endless"])
 def test_an_impossible_end_in_rocksdb_is_no_endless_queue(

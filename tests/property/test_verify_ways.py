@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from logquarry.config import StoreConfig
 from logquarry.log.layout import StoreLayout
-from logquarry.log.splits import tiles
+from logquarry.log.splits import stretches_ahead, tiles
 from logquarry.repair import verification
 from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.index_entries import EntryStream
 from logquarry.repair.audit.queues import QueuesAudit
-from logquarry.repair.audit.runs import FrameFacts, SoundParts, SoundReader, runs_ahead
+from logquarry.repair.audit.runs import FrameFacts, SoundParts, SoundReader
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.verification import verify_store
 from tests.helpers.damage import damaged
@@ -80,7 +80,7 @@ def test_both_ways_find_the_same(
 
 def test_who_stops_early_has_the_threads_end(tmp_path: Path) -> None:
     before = threading.active_count()
-    runs = runs_ahead(written(tmp_path), 500, lambda: FrameFacts(StoreConfig()))
+    runs = stretches_ahead(written(tmp_path), 500, lambda: FrameFacts(StoreConfig()))
     next(runs)
     assert threading.active_count() > before
     runs.close()

@@ -197,20 +197,37 @@ _FRAMES_AT_ONCE: Final = 1 << 15
 256 bytes.
 """
 
-Each = Callable[[Window, Followed], None]
-"""Function that receives a window and the dispatch requests of its frames. The arguments are valid
-only during the call.
-"""
-E = TypeVar("E", bound=Each)
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Stretch:
-    """A run of ``count`` sound frames between two physical offsets."""
+    """Consecutive sound frames, and facts about them. Call the object with the next frames to add
+    their facts; subclasses collect further facts.
 
-    start: int
-    end: int
-    count: int
+    Attributes:
+        start: physical offset of the first frame.
+        end: physical offset after the last frame.
+        first_time: store time of the first frame in milliseconds.
+        last_time: store time of the last frame in milliseconds.
+    """
+
+    start: int = 0
+    end: int = 0
+    count: int = 0
+    first_time: int = 0
+    last_time: int = 0
+
+    def __call__(self, window: Window, followed: Followed) -> None:
+        """Add the next frames. The arguments are valid only during the call."""
+        rows, times = followed.rows, followed.requests.store_timestamp
+        if not self.count:
+            self.start = window.base + int(rows[0, arrays.POSITION])
+            self.first_time = int(times[0])
+        self.end = window.base + int(rows[-1, arrays.POSITION]) + int(rows[-1, arrays.SIZE])
+        self.count += len(rows)
+        self.last_time = int(times[-1])
+
+
+S = TypeVar("S", bound=Stretch)
 
 
 def tiles(layout: StoreLayout, size: int) -> Iterator[tuple[int, int]]:
@@ -238,61 +255,54 @@ class StretchReader:
         # Number of bytes to read after the end of a stretch, because its last frame may end there.
         self._more = layout.config.max_message_size
 
-    def read(self, start: int, stop: int, each: Each, *, resync: bool) -> Stretch | None:
-        """Decode the frames that start in a range of one file. The decoding ends early at the first
-        position where no sound frame starts.
+    def read(self, start: int, stop: int, stretch: Stretch, *, resync: bool) -> bool:
+        """Decode the frames that start in a range of one file, and add them to ``stretch``. The
+        decoding ends early at the first position where no sound frame starts.
 
-        With ``resync``, ``start`` may lie inside a frame. Returns None if there are no frames.
+        With ``resync``, ``start`` may lie inside a frame. Returns whether there are frames.
         """
         file = self._log.at(start)
         if file is None or not file.size:
-            return None
+            return False
         at: int | None = start
         if resync and start != file.base:
             at = self._reader.find(start, stop)
         if at is None:
-            return None
-        first, count = at, 0
+            return False
         window = self._reader.window(at, stop - at + self._more)
         if self._reader.fault(at, window.length) is not None:
-            # Return no stretch for a range with unreadable bytes. The caller's walk finds out which
+            # Decode nothing in a range with unreadable bytes. The caller's walk finds out which
             # frames are unreadable.
-            return None
+            return False
         while at < stop:
             done = at - window.base
             rest = window.after(done)
             followed, after, _ = self._follower.follow(rest, stop - at)
             if followed is None:
                 break
-            each(rest, followed)
-            count += len(followed.rows)
+            stretch(rest, followed)
             at += after
-        return Stretch(first, at, count) if count else None
+        return stretch.count > 0
 
-    def read_all(
-        self, start: int, stop: int, size: int, make: Callable[[], E]
-    ) -> Iterator[tuple[Stretch, E]]:
+    def read_all(self, start: int, stop: int, size: int, make: Callable[[], S]) -> Iterator[S]:
         """Decode all frames between two positions of one file, in stretches of ``size`` bytes.
 
         ``start`` may lie inside a frame. ``make`` is called before each stretch, and returns the
-        object that receives the frames of the stretch.
+        object to which the frames are added.
         """
         at, resync = start, True
         while at < stop:
             upto = min(at + size, stop)
-            each = make()
-            found = self.read(at, upto, each, resync=resync)
-            if found is not None:
-                yield found, each
-            resync = found is None or found.end < upto
-            at = upto if found is None or resync else found.end
+            found = make()
+            if self.read(at, upto, found, resync=resync):
+                yield found
+            resync = found.end < upto
+            at = upto if resync else found.end
 
 
-def stretches_ahead(
-    layout: StoreLayout, size: int, make: Callable[[], E]
-) -> Generator[tuple[Stretch, E]]:
-    """Yield the sound stretches of a log. Threads read the next stretches while the caller uses
-    one.
+def stretches_ahead(layout: StoreLayout, size: int, make: Callable[[], S]) -> Generator[S]:
+    """Yield the sound stretches of a log, each of about ``size`` bytes. Threads read the next
+    stretches while the caller uses one. For ``make``, see :meth:`StretchReader.read_all`.
 
     If the log is no larger than one stretch, the generator yields nothing, because threads would
     save no time. A caller that does not exhaust the generator must close it.
@@ -301,15 +311,15 @@ def stretches_ahead(
     if log.end - log.start <= size:
         return
     places = tiles(layout, size)
-    coming: deque[tuple[int, E, Future[Stretch | None]]] = deque()
+    coming: deque[tuple[int, S, Future[bool]]] = deque()
     # One reader per thread. For each stretch, a thread takes a reader from this queue, and returns
     # it afterwards.
     idle: deque[StretchReader] = deque(StretchReader(layout) for _ in range(_THREADS))
 
-    def read(start: int, stop: int, each: Each) -> Stretch | None:
+    def read(start: int, stop: int, stretch: Stretch) -> bool:
         reader = idle.pop()
         try:
-            return reader.read(start, stop, each, resync=True)
+            return reader.read(start, stop, stretch, resync=True)
         finally:
             idle.append(reader)
 
@@ -318,14 +328,13 @@ def stretches_ahead(
     try:
         while True:
             for start, stop in islice(places, _MOST_AHEAD - len(coming)):
-                each = make()
-                coming.append((start, each, pool.submit(read, start, stop, each)))
+                stretch = make()
+                coming.append((start, stretch, pool.submit(read, start, stop, stretch)))
             if not coming:
                 return
-            start, each, future = coming.popleft()
-            found = future.result()
-            if found is not None:
-                yield found, each
+            start, stretch, future = coming.popleft()
+            if future.result():
+                yield stretch
             elif rest.data_end(start) <= start:
                 # Only zeros follow.
                 return

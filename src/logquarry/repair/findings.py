@@ -5,7 +5,7 @@ that lists findings.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final, Literal, NamedTuple
@@ -13,7 +13,6 @@ from typing import Any, Final, Literal, NamedTuple
 from logquarry.format.frame import DamageKind
 from logquarry.log.store_files import CONFIG, INDEX
 from logquarry.log.walk import MISSING_FILE, TORN_TAIL
-from logquarry.repair.audit.differences import Difference
 from logquarry.text import document
 
 
@@ -310,6 +309,14 @@ class Finding:
         return document(self)
 
 
+def finding(
+    kind: str, file: str, offset: int, reason: str, length: int = 0, *, is_explained: bool = False
+) -> Finding:
+    """Return a finding with the kind's severity, or a note if a crash explains the finding."""
+    severity: Severity = "note" if is_explained else KINDS[kind].severity
+    return Finding(kind, severity, file, offset, length, reason)
+
+
 @dataclass(slots=True)
 class VerifyReport:
     """The findings of one store.
@@ -352,17 +359,9 @@ class VerifyReport:
         *,
         is_explained: bool = False,
     ) -> None:
-        """Add a finding with the kind's severity, or as a note if a crash explains the finding."""
-        severity: Severity = "note" if is_explained else KINDS[kind].severity
-        self.findings.append(Finding(kind, severity, file, offset, length, reason))
-
-    def add_all(self, differences: Iterable[Difference]) -> None:
-        """Add a finding for each difference between log, queues and index."""
-        for found in differences:
-            self.add(
-                *(found.kind, found.file, found.offset, found.reason, found.length),
-                is_explained=found.is_explained,
-            )
+        """Add a finding; see :func:`finding`."""
+        found = finding(kind, file, offset, reason, length, is_explained=is_explained)
+        self.findings.append(found)
 
     def downgrade(self, kinds: frozenset[str]) -> None:
         """Give all findings of these kinds the severity ``note``."""

@@ -21,12 +21,11 @@ from logquarry.log.open_files import OpenFiles
 from logquarry.log.rocksdb import is_installed
 from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import UNIT_DTYPE, ConsumeQueue, Queue
+from logquarry.read.queue import ConsumeQueue, Queue
 from logquarry.read.rocksdb_queue import QueueDb, RocksQueue, rocksdb_folders
 from logquarry.repair.audit.differences import TagsRule, same_entries
 from logquarry.repair.audit.other_queues import wrong_end
 
-_STEP: Final = 1 << 14
 _MORE_FIELDS: Final = {
     "store_timestamp": "store time",
     "base": "first queue offset",
@@ -199,7 +198,7 @@ class _Pair:
 
     def compared(self) -> QueueDiff:
         """Return the result, with the first entries that differ."""
-        for start, left, right in _merged(*map(self._steps, self._queues)):
+        for start, left, right in _aligned(*map(self._runs, self._queues)):
             found = self._first_difference(start, left, right)
             if found is not None:
                 return found
@@ -212,18 +211,15 @@ class _Pair:
         name = "b" if self._ends[0] > self._ends[1] else "a"
         return self._diff("behind", f"{name} ends before the other queue")
 
-    def _steps(self, queue: Queue | None) -> Iterator[_Run]:
+    def _runs(self, queue: Queue | None) -> Iterator[_Run]:
         if queue is None:
             return iter(())
         read = queue.rows if self._is_same_form else queue.runs
-        return _steps(read(0, queue.max_offset))
+        return read(0, queue.max_offset)
 
-    def _first_difference(
-        self, start: int, left: Records | None, right: Records | None
-    ) -> QueueDiff | None:
-        if left is not None and right is not None and left.tobytes() == right.tobytes():
+    def _first_difference(self, start: int, left: Records, right: Records) -> QueueDiff | None:
+        if left.tobytes() == right.tobytes():
             return None
-        left, right = _filled_up(left, right)
         differs = ~same_entries(left, right, TagsRule())
         more = [name for name in _MORE_FIELDS if name in (left.dtype.names or ())]
         for name in more:
@@ -264,47 +260,18 @@ def _bounds(queue: Queue | None) -> LogBounds | None:
     return None if queue is None else LogBounds(queue.min_offset, queue.max_offset)
 
 
-def _steps(runs: Iterator[_Run]) -> Iterator[_Run]:
-    """Copy entries into arrays for ``_STEP`` queue offsets each. An array ends after its last
-    entry. Arrays without an entry are left out.
+def _aligned(*queues: Iterator[_Run]) -> Iterator[tuple[int, Records, Records]]:
+    """Cut the runs of two queues at the same queue offsets. Yield the queue offset of each piece,
+    and its entries in each queue: zeros if only the other queue has entries there.
     """
-    start, stop, rows = -1, 0, np.empty(0, UNIT_DTYPE)
-    for offset, found in runs:
-        at = 0
-        while at < len(found):
-            begin = (offset + at) % _STEP
-            if offset + at - begin != start:
-                if start >= 0:
-                    yield start, rows[:stop]
-                start, rows = offset + at - begin, np.zeros(_STEP, found.dtype)
-            count = min(len(found) - at, _STEP - begin)
-            stop = begin + count
-            rows[begin:stop] = found[at : at + count]
-            at += count
-    if start >= 0:
-        yield start, rows[:stop]
-
-
-def _filled_up(left: Records | None, right: Records | None) -> tuple[Records, Records]:
-    """Append zeros to the shorter array up to the length of the other; at most one is None."""
-    known = left if left is not None else right
-    assert known is not None
-    sides = [known[:0] if side is None else side for side in (left, right)]
-    size = max(map(len, sides))
-    a, b = (np.append(side, np.zeros(size - len(side), side.dtype)) for side in sides)
-    return a, b
-
-
-def _merged(
-    a: Iterator[_Run], b: Iterator[_Run]
-) -> Iterator[tuple[int, Records | None, Records | None]]:
-    """Yield (queue offset, array of ``a``, array of ``b``), in order; None for a missing array."""
-    left, right = next(a, None), next(b, None)
-    while left is not None or right is not None:
-        start = min(one[0] for one in (left, right) if one is not None)
-        of_a = of_b = None
-        if left is not None and left[0] == start:
-            of_a, left = left[1], next(a, None)
-        if right is not None and right[0] == start:
-            of_b, right = right[1], next(b, None)
-        yield start, of_a, of_b
+    heads = [next(runs, None) for runs in queues]
+    while known := [head for head in heads if head is not None]:
+        start = min(offset for offset, _ in known)
+        ends = {at for offset, rows in known for at in (offset, offset + len(rows))}
+        count = min(ends - {start}) - start
+        sides = [np.zeros(count, known[0][1].dtype)] * 2
+        for at, head in enumerate(heads):
+            if head is not None and head[0] == start:
+                sides[at], left = head[1][:count], head[1][count:]
+                heads[at] = (start + count, left) if len(left) else next(queues[at], None)
+        yield start, sides[0], sides[1]

@@ -19,7 +19,7 @@ from logquarry.log.frames import guided
 from logquarry.log.kept_settings import unproved_start
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE, rereads
-from logquarry.log.splits import STRETCH_BYTES
+from logquarry.log.splits import STRETCH_BYTES, stretches_ahead
 from logquarry.log.store_files import ABORT, LOCK
 from logquarry.log.walk import (
     MISSING_FILE,
@@ -39,14 +39,7 @@ from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.log import LogAudit, are_stale_bytes, find_bounds
 from logquarry.repair.audit.other_queues import StoreQueuesAudit
-from logquarry.repair.audit.runs import (
-    AuditedRun,
-    FrameFacts,
-    SoundParts,
-    SoundRun,
-    audited,
-    runs_ahead,
-)
+from logquarry.repair.audit.runs import FrameFacts, SoundParts, audited
 from logquarry.repair.audit.timer_files import timer_faults
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.recover.loss import LossSearch, replaced_files
@@ -86,7 +79,6 @@ _FRAME_FAULTS: Final = {
     "bad_property_crc": "the frame does not match its property CRC: topic, properties or head "
     "changed",
 }
-_Facts = AuditedRun[FrameFacts]
 
 
 def verify(
@@ -169,13 +161,13 @@ class _Verification:
         end = self._log()
         self._advance(self.log_bytes)
         lost: list[DamagedSpan | ExpiredSpan] = [*self.damage, *self.expired]
-        self.report.add_all(self.queues.finish(end, lost))
+        self.report.findings += self.queues.finish(end, lost)
         self._replaced_files(end)
         self._advance(self.log_bytes + self.queue_bytes)
         damaged = [f.file for f in self.report.findings if f.severity == "damage"]
         for path, reason in verify_files.misnamed_queue_files(self.layout, damaged):
             self.report.add("misnamed_queue_file", path, 0, reason)
-        self.report.add_all(self.index.finish(end, lost, self.last_keyed))
+        self.report.findings += self.index.finish(end, lost, self.last_keyed)
         if self.layout.has_state_table and not self.live:
             verify_files.check_transactions(self.layout, end, self.report)
         verify_files.check_checkpoint(
@@ -188,7 +180,7 @@ class _Verification:
         verify_files.check_names(self.layout, self.report)
         verify_files.check_config(self.layout, self.report)
         if not self.live:
-            self.report.add_all(timer_faults(self.layout))
+            self.report.findings += timer_faults(self.layout)
             for path, offset, size, reason in compaction_faults(self.layout):
                 self.report.add("compaction_wrong", path, offset, reason, size)
         self._state()
@@ -259,7 +251,7 @@ class _Verification:
         guesses = self._guesses()
         try:
             for event in guided(reader, guesses, self._accept):
-                if isinstance(event, AuditedRun | SoundRun | Run):
+                if isinstance(event, FrameFacts | Run):
                     self._run(event)
                     self.last_sound = end = event.end
                 elif isinstance(event, BlankSpan):
@@ -284,18 +276,19 @@ class _Verification:
             self.stale = end < bound or self.layout.cut_end is not None
         return end
 
-    def _guesses(self) -> Generator[_Facts | SoundRun]:
+    def _guesses(self) -> Generator[FrameFacts]:
         if self.live:
             return
         if self.sound is not None:
             yield from self.sound.runs
         else:
-            yield from runs_ahead(self.layout, self.stretch_bytes, self.facts)
+            yield from stretches_ahead(self.layout, self.stretch_bytes, self.facts)
 
-    def _accept(self, run: _Facts | SoundRun) -> bool:
-        if isinstance(run, AuditedRun):
-            return True
-        return self.queues.is_next(run.queues) and self.index.is_next(run.entries[0])
+    def _accept(self, run: FrameFacts) -> bool:
+        sound = run.sound
+        return sound is None or (
+            self.queues.is_next(sound.queues) and self.index.is_next(sound.index[0])
+        )
 
     def _log_files(self) -> None:
         log, names = self.layout.commit_log, self.layout.log_names
@@ -313,30 +306,26 @@ class _Verification:
         lacks_first = self.layout.lost_head is not None
         for found in file_differences(log.files, log.file_size, lacks_first=lacks_first):
             if found.fault in (FileFault.SIZE, FileFault.EMPTY_LAST):
-                self.report.add_all([found.size_difference(found.file.base)])
+                self.report.findings += [found.size_difference(found.file.base)]
 
-    def _run(self, run: Run | _Facts | SoundRun) -> None:
+    def _run(self, run: Run | FrameFacts) -> None:
         if isinstance(run, Run):
             run = audited(self.follower, run, self.facts())
         self.messages += run.count
         self.bytes += run.end - run.start
-        facts: SoundRun | FrameFacts
-        if isinstance(run, SoundRun):
-            self.queues.add_sound(run.queues)
-            self.index.add_sound(run.entries[1])
-            facts = run
-        else:
-            facts = run.facts
-            for followed, parts in facts.parts:
-                self.queues.add(followed, parts)
-                if not self.live:
-                    # Retention of a running broker can delete index files during the check.
-                    self.index.add(followed)
-        if facts.last_keyed is not None:
-            self.last_keyed = facts.last_keyed
-        self.last_time = max(self.last_time, facts.latest_time)
+        if run.sound is not None:
+            self.queues.add_sound(run.sound.queues)
+            self.index.add_sound(run.sound.index[1])
+        for followed, parts in run.parts:
+            self.queues.add(followed, parts)
+            if not self.live:
+                # Retention of a running broker can delete index files during the check.
+                self.index.add(followed)
+        if run.last_keyed is not None:
+            self.last_keyed = run.last_keyed
+        self.last_time = max(self.last_time, run.latest_time)
         most = self.layout.config.max_message_size
-        for kind, found in facts.faults.items():
+        for kind, found in run.faults.items():
             for offset, size in found:
                 reason = _FRAME_FAULTS[kind].format(size=size, most=most)
                 self.report.add(kind, self.layout.log_file(offset), offset, reason, size)

@@ -17,7 +17,6 @@ from logquarry.dialect31.state_table import TransactionCheck
 from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile
 from logquarry.format import broker_json, checkpoint, properties, queue_entry
 from logquarry.format.broker_json import FOLDERS_V1
-from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import kept_settings
 from logquarry.log.broker_version import OFFSET_AT, ROCKSDB_STORE, harmed_offset
@@ -260,9 +259,9 @@ def _places(layout: StoreLayout, log: CommitLog, file: StoreFile) -> Iterator[st
             return
         if entry.is_filler:
             continue
-        found = log.outcome_at(entry.physical_offset, check_crc=False)
+        found = log.sound_frame_at(entry.physical_offset, check_crc=False)
         # The fields do not show the queue of a multi-dispatch copy: skip it.
-        if not isinstance(found, Frame) or _MARK in found.properties:
+        if found is None or _MARK in found.properties:
             continue
         base = found.queue_offset * UNIT_SIZE - position
         if base >= 0:

@@ -38,6 +38,7 @@ from logquarry.log.store_files import CONSUME_QUEUE, INDEX, SIDECAR
 from logquarry.log.walk import Run
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.harmed_ids import placed
+from logquarry.repair.audit.runs import audited
 from logquarry.repair.rebuild import parts
 from logquarry.repair.rebuild.build import (
     BuildJob,
@@ -275,9 +276,7 @@ class _SparkBuild:
     def _piece(self, run: Run | FoundRun) -> _Piece:
         if isinstance(run, FoundRun):
             return run
-        summary = FoundRun(self.job.config, run.start, run.end)
-        for window, followed in follow_run(self._follower, run):
-            summary(window, followed)
+        summary = audited(self._follower, run, FoundRun(config=self.job.config))
         return _Local(run, summary)
 
     # ---------------------------------------------------------------------------------- queues

@@ -25,7 +25,7 @@ from logquarry.log.location import Stores, as_paths, broker_names, find_stores, 
 from logquarry.log.splits import tiles
 from logquarry.log.store_files import INDEX
 from logquarry.repair.audit.index import IndexAudit
-from logquarry.repair.audit.runs import SoundParts, SoundReader, SoundRun
+from logquarry.repair.audit.runs import FrameFacts, SoundParts, SoundReader
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.salvage.salvage import Salvaged, salvage_store
 from logquarry.repair.salvage.target import check_target, settle
@@ -117,7 +117,7 @@ def verify_stores(
     results = run_tasks(
         spark, "verify", tasks, _verify, weight=attrgetter("weight"), progress=progress
     )
-    runs: list[list[SoundRun]] = [[] for _ in places]
+    runs: list[list[FrameFacts]] = [[] for _ in places]
     chains: list[set[str]] = [set() for _ in places]
     for task, (sound, stands) in zip(tasks, results, strict=True):
         runs[task.place.number] += sound
@@ -142,7 +142,7 @@ _last: tuple[tuple[str, int], SoundReader] | None = None
 """The reader of this worker's last task, kept because the next task often reads the same store."""
 
 
-def _verify(_: int, task: _VerifyTask) -> tuple[list[SoundRun], bool]:
+def _verify(_: int, task: _VerifyTask) -> tuple[list[FrameFacts], bool]:
     """Verify a part of a log, or an index file.
 
     Returns (ranges of valid frames, False) for a part of a log, and ([], whether the chains of keys

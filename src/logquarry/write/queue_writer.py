@@ -24,7 +24,7 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import CorruptFile, StoreUnavailable
 from logquarry.format import properties as props
 from logquarry.format import queue_entry
-from logquarry.format.arrays import FIELD_COUNT, Int64, consecutive
+from logquarry.format.arrays import FIELD_COUNT, Bools, Int64, consecutive
 from logquarry.format.batch import ENTRY_SIZE, MOST_MESSAGES, NOT_COMPACTED
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import codec, columns
@@ -55,9 +55,9 @@ class QueuePart:
         """The number of messages in each entry of a batch queue; None for other queues."""
         return self.units["count"].astype(np.int64) if is_batch(self.units) else None
 
-    def between(self, start: int, stop: int | None) -> QueuePart:
-        """Return some of the entries, as a slice does."""
-        return QueuePart(self.rows[start:stop], self.offsets[start:stop], self.units[start:stop])
+    def __getitem__(self, which: slice | Int64 | Bools) -> QueuePart:
+        """Return some of the entries, as an array does."""
+        return QueuePart(self.rows[which], self.offsets[which], self.units[which])
 
 
 def is_batch(units: Units) -> bool:

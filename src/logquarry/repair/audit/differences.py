@@ -20,7 +20,8 @@ from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import NAME_DIGITS, FileSequence, StoreFile
 from logquarry.log.walk import DamagedSpan, ExpiredSpan, Span
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import Units
+from logquarry.read.queue import Queue, Units
+from logquarry.repair.findings import Finding, finding
 
 LostSpans = Sequence[DamagedSpan | ExpiredSpan]
 """Parts of the log without readable messages: damaged bytes, and expired files."""
@@ -39,26 +40,6 @@ MOST_STRETCHES: Final = 16
 _CLOCK_MS: Final = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One place where two parts of a store disagree.
-
-    Attributes:
-        kind: a kind of :data:`logquarry.repair.findings.KINDS`.
-        file: path below the store's folder.
-        offset: physical offset in the log; position in any other file.
-        length: number of affected bytes, 0 if unknown.
-        is_explained: whether a crash explains the difference, so that it is no damage.
-    """
-
-    kind: str
-    file: str
-    offset: int
-    reason: str
-    length: int = 0
-    is_explained: bool = False
-
-
 @dataclass(slots=True)
 class EntryGroup:
     """Entries of a queue or an index file that differ from the log in the same way. ``number`` (in
@@ -70,10 +51,10 @@ class EntryGroup:
     reason: str
     count: int = 0
 
-    def at(self, file: str, position: int, entry_size: int) -> Difference:
-        """Return the group as one difference; its first entry is at byte ``position``."""
+    def at(self, file: str, position: int, entry_size: int) -> Finding:
+        """Return the group as one finding; its first entry is at byte ``position``."""
         text = f"entry {self.number} {self.reason}{and_more(self.count)}"
-        return Difference(self.kind, file, position, text, self.count * entry_size)
+        return finding(self.kind, file, position, text, self.count * entry_size)
 
 
 def and_more(count: int) -> str:
@@ -165,7 +146,7 @@ class FileDifference:
             return f"{path}: a file is missing between {self.before.path} and this one"
         return f"{path}: {self.file.size} bytes instead of {self.size}"
 
-    def size_difference(self, offset: int) -> Difference:
+    def size_difference(self, offset: int) -> Finding:
         """Return what verify reports for a wrong size. ``offset`` is the physical offset at which
         the fault begins; 0 if the file is not of the log.
         """
@@ -173,7 +154,7 @@ class FileDifference:
         is_empty = self.fault is FileFault.EMPTY_LAST and self.before is not None
         kind = "empty_file" if is_empty else "wrong_file_size"
         reason = f"{self.file.size} bytes instead of {self.size}"
-        return Difference(kind, self.file.path, offset, reason)
+        return finding(kind, self.file.path, offset, reason)
 
 
 def file_differences(
@@ -197,14 +178,12 @@ def file_differences(
         before = file
 
 
-def queue_file_differences(folder: str, files: FileSequence) -> Iterator[Difference]:
+def queue_file_differences(folder: str, files: FileSequence) -> Iterator[Finding]:
     """Yield a difference for each gap between the files of a queue, and each wrong file size."""
     for found in file_differences(files.files, files.file_size):
         if found.fault is FileFault.GAP:
             missing = f"{folder}/{found.missing.start:0{NAME_DIGITS}d}"
-            yield Difference(
-                "queue_file_missing", missing, 0, f"the next file is {found.file.path}"
-            )
+            yield finding("queue_file_missing", missing, 0, f"the next file is {found.file.path}")
         elif found.fault is not FileFault.PLACE:
             yield found.size_difference(0)
 
@@ -276,6 +255,24 @@ def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
         tags_right |= (codes >= 0) & (np.abs(codes - right) <= tags.slack_ms)
     same &= tags_right
     return same
+
+
+def count_same(queue: Queue | None, offset: int, entries: Units, tags: TagsRule) -> int:
+    """Return how many of ``entries``, from the first on, a queue has from a queue offset on."""
+    if queue is None:
+        return 0
+    at = 0
+    stop = min(offset + len(entries), queue.max_offset)
+    for start, there in queue.runs(max(0, offset), stop):
+        if start != offset + at:
+            break
+        wanted = entries[at : at + len(there)]
+        if there.tobytes() != wanted.tobytes():
+            same = same_entries(there, wanted, tags)
+            if not same.all():
+                return at + int(same.argmin())
+        at += len(there)
+    return at
 
 
 # ------------------------------------------------------------------------- messages that are lost

@@ -25,7 +25,8 @@ from logquarry.log.store_files import NAME_DIGITS
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, is_batch_written
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import UNIT_DTYPE, FileQueue, has_message, is_written
-from logquarry.repair.audit.differences import Difference, unreadable_file
+from logquarry.repair.audit.differences import unreadable_file
+from logquarry.repair.findings import Finding, finding
 from logquarry.write.queue_writer import MOST_OFFSET
 
 _FILLER: Final = queue_entry.encode(FILLER)
@@ -129,7 +130,7 @@ def stand_in(queue: FileQueue, layout: StoreLayout, files: OpenFiles, file_size:
     last = _last_of_batches(queue, log_start) if queue.is_batch else _last(queue, log_start)
     if last is None:
         return StandIn(0, b"", 0, is_sure=False)
-    end, is_sure = last.end, _is_sure(last, queue, layout, files, file_size)
+    end, is_sure = last.end, _is_sure(last, queue, files, file_size)
     committed = 0 if is_sure else _committed(layout, queue.key)
     # The messages before ``log_start`` took more than one byte each. So a consume queue whose
     # messages have all expired ends at most at queue offset ``log_start``.
@@ -201,17 +202,13 @@ def _last_of_batches(queue: FileQueue, log_start: int) -> _Last | None:
     return last
 
 
-def _is_sure(
-    last: _Last, queue: FileQueue, layout: StoreLayout, files: OpenFiles, file_size: int
-) -> bool:
+def _is_sure(last: _Last, queue: FileQueue, files: OpenFiles, file_size: int) -> bool:
     """Whether ``last`` was certainly the last entry of the queue. This is so if the last file has
     the right size, can be read, and has room for more entries: then no file after it is missing.
     """
-    # A queue object leaves out files with impossible names; the layout has them.
-    listed = layout.batch_queue(*queue.key) if queue.is_batch else layout.queue(*queue.key)
-    if not listed.files:
+    if not queue.listed.files:
         return False
-    file = listed.files[-1]
+    file = queue.listed.files[-1]
     end = (last.number + 1) * queue.entry_size
     is_whole = file.size == file_size and not file.base % file_size
     return (
@@ -234,7 +231,7 @@ def _committed(layout: StoreLayout, key: QueueKey) -> int:
     )
 
 
-def holes(queue: FileQueue, folder: str, log_start: int) -> Iterator[Difference]:
+def holes(queue: FileQueue, folder: str, log_start: int) -> Iterator[Finding]:
     """Yield a difference for the unwritten entries of a queue in ``folder``, if it has any.
 
     In a batch queue, only unwritten entries after the queue's end count. The search for spare
@@ -247,7 +244,7 @@ def holes(queue: FileQueue, folder: str, log_start: int) -> Iterator[Difference]
         base = first * queue.entry_size // size * size
         reason = f"entry {first} was never written, and later entries were"
         file, at = f"{folder}/{base:0{NAME_DIGITS}d}", first * queue.entry_size - base
-        yield Difference("queue_hole", file, at, reason, sum(map(len, made.values())))
+        yield finding("queue_hole", file, at, reason, sum(map(len, made.values())))
 
 
 def _parts(queue: FileQueue, log_start: int) -> Iterator[tuple[Int64, Records]]:

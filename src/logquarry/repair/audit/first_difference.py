@@ -15,6 +15,7 @@ import numpy as np
 
 from logquarry.config import StoreConfig
 from logquarry.dialect31.state_table import TransactionCheck
+from logquarry.format import java
 from logquarry.format.arrays import Bools, Int64
 from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
@@ -33,15 +34,15 @@ from logquarry.repair.audit.differences import (
     AuditedQueue,
     FirstDifference,
     TagsRule,
+    count_same,
     may_stay,
     names_damage,
 )
 from logquarry.repair.audit.expired_queues import bridges, cut_bridges
 from logquarry.repair.audit.harmed_ids import HarmedIds
-from logquarry.repair.audit.right_offsets import RightBases, RightOffsets
-from logquarry.repair.audit.runs import AuditedRun, EntryFacts, audited
+from logquarry.repair.audit.right_offsets import RightBases, RightOffsets, epochs
+from logquarry.repair.audit.runs import EntryFacts, audited
 from logquarry.write.message_rules import queue_name_fault
-from logquarry.write.queue_writer import falls
 
 _CHUNK: Final = 1 << 12
 BATCH_FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp", "count", "base")
@@ -93,18 +94,9 @@ class QueueAudit(RightOffsets):
         return self._found is None and super()._has(offset, entries)
 
     def _compare(self, offset: int, entries: Units) -> None:
-        stop = offset + len(entries)
-        at = offset
-        if self._disk is not None:
-            for start, there in self._disk.runs(offset, stop):
-                if start != at:
-                    break
-                same = self._same(there, entries[at - offset : at - offset + len(there)])
-                at += same
-                if same < len(there):
-                    break
-        if at < stop:
-            wanted = QueueEntry(*entries[at - offset].item())
+        same = count_same(self._disk, offset, entries, self._tags)
+        if same < len(entries):
+            at, wanted = offset + same, QueueEntry(*entries[same].item())
             reason = self._reason(at, wanted)
             self._found = FirstDifference(at, wanted.physical_offset, reason)
 
@@ -126,34 +118,27 @@ class QueueAudit(RightOffsets):
         )
 
     def _compare_gap(self, start: int, stop: int, resume_at: int) -> None:
-        if self._disk is None:
-            return
-        at = start
-        for first, entries in self._disk.runs(start, min(stop, self._had)):
-            if first != at:
-                break
-            for entry in entries:
-                if not may_stay(QueueEntry(*entry.item()), self._damage):
-                    break
-                at += 1
-            if at < first + len(entries):
-                break
+        at = self._known_from(start, stop, java.LONG_MIN, needs_all=True)
         if at < stop:
             self._found = _unknown(at, resume_at)
 
-    def _known_from(self, start: int, stop: int, log_start: int) -> int:
+    def _known_from(self, start: int, stop: int, log_start: int, *, needs_all: bool = False) -> int:
         """Return the queue offset of the first entry from ``start`` to ``stop`` that a recovery
-        must remove; ``stop`` if there is none. Entries that point before ``log_start`` stay,
-        because their messages have expired.
+        must remove, or, with ``needs_all``, that the queue lacks; ``stop`` if there is none.
+        Entries that point before ``log_start`` stay, because their messages have expired.
         """
         if self._disk is None:
             return stop
-        for offset, entries in self._disk.runs(start, stop):
+        at = start
+        for offset, entries in self._disk.runs(start, min(stop, self._had)):
+            if needs_all and offset != at:
+                return at
             doubtful = (entries["physical_offset"] >= log_start) | (entries["size"] <= 0)
-            for at in np.flatnonzero(doubtful).tolist():
-                if not may_stay(QueueEntry(*entries[at].item()), self._damage):
-                    return offset + at
-        return stop
+            for number in np.flatnonzero(doubtful).tolist():
+                if not may_stay(QueueEntry(*entries[number].item()), self._damage):
+                    return offset + number
+            at = offset + len(entries)
+        return at if needs_all else stop
 
     @property
     def difference(self) -> FirstDifference | None:
@@ -246,17 +231,13 @@ class BatchQueueAudit:
     def _take(self, entries: BatchEntries) -> None:
         if not len(entries):
             return
-        starts = entries["base"].astype(np.int64)
-        stops = starts + entries["count"]
-        expected = int(starts[0]) if self._at is None else self._next
-        cuts = falls(starts, stops, expected)
-        for at, stop in zip([0, *cuts], [*cuts, len(entries)], strict=True):
-            if at in cuts:
-                # The topic was created again: the queue has only the messages since then.
+        expected = int(entries["base"][0]) if self._at is None else self._next
+        for is_new, part in epochs(entries, expected):
+            if is_new:
+                # The queue has only the messages since the topic was created again.
                 self._at, self._found = None, None
-            if at < stop:
-                self._take_run(entries[at:stop])
-                self._next = int(stops[stop - 1])
+            self._take_run(part)
+            self._next = int(part["base"][-1]) + int(part["count"][-1])
 
     def _take_run(self, entries: BatchEntries) -> None:
         if self._at is None:
@@ -433,15 +414,15 @@ class QueueAudits:
         tags = TagsRule.of_writers(key, is_3_1=is_3_1)
         return QueueAudit(key, disk, self._damage, tags, mends=self._mends)
 
-    def take(self, run: Run | AuditedRun[EntryFacts]) -> None:
+    def take(self, run: Run | EntryFacts) -> None:
         """Compare the next frames of the log."""
         if isinstance(run, Run):
             facts = EntryFacts(self._config, with_transactions=self.transactions is not None)
             run = audited(self._follower, run, facts)
-        self.has_keys = self.has_keys or run.facts.has_keys
+        self.has_keys = self.has_keys or run.has_keys
         if self.transactions is not None:
-            self.transactions.take(run.facts.transactions)
-        for parts in run.facts.parts:
+            self.transactions.take(run.transactions)
+        for parts in run.parts:
             right = parts if self._ids is None else self._ids.place(parts)
             for key, part in right.items():
                 audit = self._audits.get(key)

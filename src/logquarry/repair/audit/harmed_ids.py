@@ -17,7 +17,7 @@ The frame then counts as a frame of the other queue.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -54,28 +54,32 @@ class HarmedIds:
     of the log.
 
     Args:
-        queues: the queues on the disk; None if the files of a queue are unusable.
+        names: the queues on the disk.
+        queue_of: returns such a queue; None if its files are unusable. Called only when needed.
         noted: the entries that an interrupted recovery saved before it cut the queues.
 
     Attributes:
         found: physical offset -> right queue, for each frame with a harmed queue id so far.
+        offsets: physical offset -> queue offset, for each such frame.
     """
 
     def __init__(
         self,
         layout: StoreLayout,
-        queues: Mapping[QueueKey, Queue | None],
+        names: Iterable[QueueKey],
+        queue_of: Callable[[QueueKey], Queue | None],
         noted: NotedEntries | None = None,
         *,
         is_3_1: bool = False,
     ) -> None:
         self.found: dict[int, QueueKey] = {}
+        self.offsets: dict[int, int] = {}
         self._log = CommitLog(layout)
-        self._queues = queues
+        self._queue_of = queue_of
         self._noted = noted or {}
         self._is_3_1 = is_3_1
         self._by_topic: dict[str, list[QueueKey]] = {}
-        for key in sorted({*queues, *self._noted}):
+        for key in sorted({*names, *self._noted}):
             self._by_topic.setdefault(key[0], []).append(key)
         self._searched = 0
 
@@ -89,7 +93,7 @@ class HarmedIds:
         return placed(parts, self.found) if has_found else parts
 
     def _search(self, key: QueueKey, part: QueuePart, others: list[QueueKey]) -> bool:
-        queue = self._queues.get(key)
+        queue = self._queue_of(key)
         if queue is not None and has_entries(queue, part):
             return False
         left = np.flatnonzero(~self._same(key, part.offsets, part.units))
@@ -100,8 +104,10 @@ class HarmedIds:
             self._searched += _SEARCH + len(left)
             same = self._same(other, part.offsets[left], part.units[left])
             for at in left[same].tolist():
-                if self._is_of(other, key, int(part.offsets[at])):
-                    self.found[int(part.units["physical_offset"][at])] = other
+                offset = int(part.offsets[at])
+                if self._is_of(other, key, offset):
+                    place = int(part.units["physical_offset"][at])
+                    self.found[place], self.offsets[place] = other, offset
                     left, has_found = left[left != at], True
         return has_found
 
@@ -109,7 +115,7 @@ class HarmedIds:
         """Return a mask: whether a queue has each entry at its queue offset."""
         same = np.zeros(len(units), np.bool_)
         rule = TagsRule.of_writers(key, is_3_1=self._is_3_1)
-        queue = self._queues.get(key)
+        queue = self._queue_of(key)
         for start, stop in consecutive(offsets):
             if queue is None:
                 break
@@ -152,7 +158,7 @@ class HarmedIds:
 
     def _frame(self, key: QueueKey, offset: int) -> Frame | None:
         """Return the frame to which the entry of a queue points; None if there is none."""
-        queue = self._queues.get(key)
+        queue = self._queue_of(key)
         if queue is None or offset < 0:
             return None
         for _, entry in queue.entries(offset, offset + 1):
@@ -181,18 +187,17 @@ def placed(
             if (right := found[int(places[at])])[0] == key[0] and right != key
         ]
         for at, right in rows:
-            moved.setdefault(right, []).append(part.between(at, at + 1))
+            moved.setdefault(right, []).append(part[at : at + 1])
         if rows:
             stays = np.ones(len(places), np.bool_)
             stays[[at for at, _ in rows]] = False
-            made[key] = QueuePart(part.rows[stays], part.offsets[stays], part.units[stays])
+            made[key] = part[stays]
     for key, some in moved.items():
         every = [*([made[key]] if key in made else []), *some]
-        rows_of = np.concatenate([part.rows for part in every])
-        order = np.argsort(rows_of, kind="stable")
-        made[key] = QueuePart(
-            rows_of[order],
-            np.concatenate([part.offsets for part in every])[order],
-            joined_records(*(part.units for part in every))[order],
+        joined = QueuePart(
+            np.concatenate([part.rows for part in every]),
+            np.concatenate([part.offsets for part in every]),
+            joined_records(*(part.units for part in every)),
         )
+        made[key] = joined[np.argsort(joined.rows, kind="stable")]
     return {key: part for key, part in made.items() if len(part.rows)}

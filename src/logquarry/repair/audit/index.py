@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from logquarry.format import index
-from logquarry.format.arrays import Bools, Int32, Int64
-from logquarry.format.frame import Frame
+from logquarry.format.arrays import Bools, Int32
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
 from logquarry.log import codec
 from logquarry.log.filesystem import FileView
@@ -26,7 +25,7 @@ from logquarry.log.walk import Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
 from logquarry.read.index_file import IndexFile
-from logquarry.repair.audit.differences import Difference, LostSpans, and_more, names_ends
+from logquarry.repair.audit.differences import LostSpans, and_more, names_ends
 from logquarry.repair.audit.index_entries import (
     ENTRY_DTYPE,
     Entries,
@@ -36,6 +35,7 @@ from logquarry.repair.audit.index_entries import (
     KeyCounter,
     Place,
 )
+from logquarry.repair.findings import Finding, finding
 from logquarry.write.index_writer import seconds_since
 
 _CHUNK: Final = 1 << 22
@@ -105,7 +105,7 @@ class IndexAudit:
         """Count a run's keys; :meth:`finish` subtracts the entries to find missing keys."""
         self._keys.add(run, has_key)
 
-    def finish(self, log_end: int, lost: LostSpans, last_keyed: int | None) -> Iterator[Difference]:
+    def finish(self, log_end: int, lost: LostSpans, last_keyed: int | None) -> Iterator[Finding]:
         """Yield all differences after the whole log is read.
 
         ``last_keyed`` is the physical offset of the log's last message with keys.
@@ -114,7 +114,7 @@ class IndexAudit:
         if not files:
             if last_keyed is not None:
                 reason = "messages have keys, and a query by key reads the whole log"
-                yield Difference("index_missing", INDEX, 0, reason)
+                yield finding("index_missing", INDEX, 0, reason)
             return
         indexed = -1
         for file in files:
@@ -128,11 +128,11 @@ class IndexAudit:
             yield from self._gap_differences()
         if last_keyed is not None and last_keyed > indexed:
             reason = f"has keys up to {indexed}, and the log has keys up to {last_keyed}"
-            yield Difference("index_behind", files[-1].path, 0, reason)
+            yield finding("index_behind", files[-1].path, 0, reason)
 
     def _check_file(
         self, file: IndexFile, header: IndexHeader, log_end: int, lost: LostSpans
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Finding]:
         view = self._files.view(file.path)
         size = 0 if view is None else view.size
         count = header.entry_count - 1
@@ -140,11 +140,11 @@ class IndexAudit:
         may_fit = count * ENTRY.size + HEADER.size <= size
         if count and shape is None and may_fit and header.begin_offset <= header.end_offset:
             reason = "slots and entries are unknown: set maxHashSlotNum and maxIndexNum in a config"
-            yield Difference("index_shape", file.path, 0, reason)
+            yield finding("index_shape", file.path, 0, reason)
             return
         fault = self._header_fault(file, header, size)
         if fault is not None:
-            yield Difference("index_header", file.path, 0, fault, HEADER.size)
+            yield finding("index_header", file.path, 0, fault, HEADER.size)
         if fault is not None or not count:
             return
         assert shape is not None
@@ -153,7 +153,7 @@ class IndexAudit:
         # A running broker writes the fields of a header one after the other. So report the fault
         # only if the header is still the same.
         if fault is not None and header == file.header:
-            yield Difference("index_header", file.path, 0, fault, HEADER.size)
+            yield finding("index_header", file.path, 0, fault, HEADER.size)
         self.entries += count
         is_compared = self._has_keys and self.is_exact
         if is_compared and file.path in self._known_chains:
@@ -164,7 +164,7 @@ class IndexAudit:
         if not is_compared:
             yield from self._entry_differences(file, shape, entries, log_end, lost)
 
-    def _gap_differences(self) -> Iterator[Difference]:
+    def _gap_differences(self) -> Iterator[Finding]:
         for (begin, end), keys in zip(
             self._gaps, self._keys.keys[len(self._ranges) :], strict=True
         ):
@@ -174,7 +174,7 @@ class IndexAudit:
                     f"{keys} keys of messages between {first} and {end} have no entry: an index "
                     "file is missing, or the broker ran without an index"
                 )
-                yield Difference("index_gap", INDEX, 0, reason)
+                yield finding("index_gap", INDEX, 0, reason)
 
     def _header_fault(self, file: IndexFile, header: IndexHeader, size: int) -> str | None:
         count = header.entry_count - 1
@@ -215,7 +215,7 @@ class IndexAudit:
 
     def _chain_differences(
         self, file: IndexFile, shape: IndexShape, entries: Entries
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Finding]:
         data = self._files.read(file.path, HEADER.size, shape.slots * SLOT.size)
         slots = np.frombuffer(data, _SLOT)["newest"]
         kernels = codec.kernels()
@@ -227,7 +227,7 @@ class IndexAudit:
             found = _Chains(*kernels.check_chains(*places, newest))
         if found.wrong:
             number = found.first + 1
-            yield Difference(
+            yield finding(
                 "index_chain",
                 file.path,
                 shape.entry_position(number),
@@ -237,7 +237,7 @@ class IndexAudit:
             )
         if found.wrong_slots:
             slot = found.first_slot
-            yield Difference(
+            yield finding(
                 "index_chain",
                 file.path,
                 HEADER.size + slot * SLOT.size,
@@ -253,7 +253,7 @@ class IndexAudit:
         entries: Entries,
         log_end: int,
         lost: LostSpans,
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Finding]:
         number = self._numbers[file.path]
         begin, end = self._ranges[number]
         audit = EntryAudit(self.layout, log_end, lost, (begin, end))
@@ -266,7 +266,7 @@ class IndexAudit:
         is_right = file.path not in self._all.odd_headers
         if is_right and audit.is_ordered and missing > 0:
             reason = f"{missing} keys of messages between {begin} and {end} have no entry"
-            yield Difference("index_gap", file.path, 0, reason)
+            yield finding("index_gap", file.path, 0, reason)
 
 
 def _gaps(headers: list[IndexHeader], log_start: int) -> list[tuple[int, int]]:
@@ -329,23 +329,23 @@ def index_fault(layout: StoreLayout, shape: IndexShape, *, log_end: int) -> str 
     return None
 
 
-def file_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> str | None:
+def file_fault(file: FileView, size: int, shape: IndexShape, log_end: int) -> str | None:
     """Return why the header or the entries of an index file are wrong, as text, or None."""
+    data = file.window(0, size)
     fault = _header_fault(data, size, shape, log_end)
     if fault is not None:
         return fault
     header = index.decode_header(data)
     if header.entry_count == 1:
         return _NOT_COUNTED if np.frombuffer(data, np.uint8)[HEADER.size : size].any() else None
-    count = header.entry_count - 1
-    entries = np.frombuffer(data, ENTRY_DTYPE, count, shape.entry_position(1))
-    offsets: Int64 = entries["physical_offset"].astype(np.int64)
-    if (np.diff(offsets) < 0).any():
+    entries = np.frombuffer(data, ENTRY_DTYPE, header.entry_count - 1, shape.entry_position(1))
+    if (np.diff(entries["physical_offset"].astype(np.int64)) < 0).any():
         return "its entries are not in the log's order"
-    fault = _ends_fault(header, int(offsets[0]), int(offsets[-1]), int(entries["seconds"][-1]))
+    fault = ends_fault(file, shape, header)
     if fault is not None:
         return fault
-    if (entries["previous"] >= np.arange(1, count + 1)).any() or (entries["previous"] < 0).any():
+    previous = entries["previous"]
+    if (previous >= np.arange(1, len(entries) + 1)).any() or (previous < 0).any():
         return "one of its chains leads to a later entry"
     return None
 
@@ -374,23 +374,19 @@ def ends_fault(file: FileView, shape: IndexShape, header: IndexHeader) -> str | 
         index.decode_entry(file.window(shape.entry_position(number), ENTRY.size), 0)
         for number in (1, header.entry_count - 1)
     )
-    return _ends_fault(header, first.physical_offset, last.physical_offset, last.seconds)
-
-
-def _ends_fault(header: IndexHeader, first: int, last: int, seconds: int) -> str | None:
-    if not names_ends(header, first, last):
+    if not names_ends(header, first.physical_offset, last.physical_offset):
         return (
             "its header gives another first or last message than its entries: the header gives the "
             f"physical offsets {header.begin_offset} and {header.end_offset}, and the entries give "
-            f"{first} and {last}"
+            f"{first.physical_offset} and {last.physical_offset}"
         )
     # In a file's first entry, the seconds are counted from the end time of the previous file.
     end = np.array([header.end_timestamp])
     expected = int(seconds_since(end, header.begin_timestamp)[0])
-    if header.entry_count > 2 and seconds != expected:
+    if header.entry_count > 2 and last.seconds != expected:
         return (
             f"its header gives {expected} seconds between its first and its last message, but its "
-            f"last entry gives {seconds}"
+            f"last entry gives {last.seconds}"
         )
     return None
 
@@ -430,8 +426,8 @@ def times_fault(log: CommitLog, header: IndexHeader) -> str | None:
 
 def _stored_at(log: CommitLog, offset: int) -> int | None:
     """Return the store time of the message at a physical offset; None if the log has none there."""
-    outcome = log.outcome_at(offset, check_crc=False)
-    return outcome.store_timestamp if isinstance(outcome, Frame) else None
+    found = log.sound_frame_at(offset, check_crc=False)
+    return None if found is None else found.store_timestamp
 
 
 def entries_of_last(data: memoryview, shape: IndexShape, header: IndexHeader) -> int:

@@ -8,9 +8,10 @@ one by a multiple of the slot count.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 import numpy as np
@@ -267,14 +268,10 @@ class IndexEntries:
         for number, part in enumerate(self._parts):
             if self._offset(number, part.count - 1) < offset:
                 continue
-            low, high = self.start(number), part.count
-            while low < high:
-                middle = (low + high) // 2
-                if self._offset(number, middle) < offset:
-                    low = middle + 1
-                else:
-                    high = middle
-            return self.normal((number, low))
+            offset_of = partial(self._offset, number)
+            every = range(part.count)
+            at = bisect_left(every, offset, lo=self.start(number), key=offset_of)
+            return self.normal((number, at))
         return len(self._parts), 0
 
     def normal(self, place: Place) -> Place:

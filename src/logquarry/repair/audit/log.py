@@ -32,7 +32,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -41,8 +41,9 @@ from logquarry.format.frame import FIXED_SIZE_V1, DamageKind
 from logquarry.log import codec
 from logquarry.log.broker_version import ROCKSDB_STORE
 from logquarry.log.codec import Window
-from logquarry.log.frames import Guess, guided
+from logquarry.log.frames import guided
 from logquarry.log.layout import StoreLayout
+from logquarry.log.splits import Stretch
 from logquarry.log.walk import (
     MISSING_FILE,
     BlankSpan,
@@ -113,23 +114,7 @@ def find_bounds(
     )
 
 
-class TimedRun(Guess, Protocol):
-    """A run (valid frames without a gap) from a thread or a Spark task (:class:`AuditedRun`)."""
-
-    @property
-    def count(self) -> int:
-        """Number of frames."""
-
-    @property
-    def first_time(self) -> int:
-        """Store time of the first frame in milliseconds."""
-
-    @property
-    def last_time(self) -> int:
-        """Store time of the last frame in milliseconds."""
-
-
-F = TypeVar("F", bound=TimedRun)
+S = TypeVar("S", bound=Stretch)
 
 
 class LogAudit:
@@ -170,7 +155,7 @@ class LogAudit:
         """Yield all frames in order. A frame whose only damage is in its body is included."""
         return self._runs(self._reader().events(self.start, self._stop))
 
-    def guided_runs(self, guesses: Iterable[F]) -> Iterator[Run | F]:
+    def guided_runs(self, guesses: Iterable[S]) -> Iterator[Run | S]:
         """Yield all frames in order, in runs that threads or tasks read. No writer may run."""
         assert not self._is_live
         return (
@@ -180,7 +165,7 @@ class LogAudit:
     def _reader(self) -> LogReader:
         return LogReader(self._layout, live=self._is_live)
 
-    def _runs(self, events: Iterable[Event | F]) -> Iterator[Run | F]:
+    def _runs(self, events: Iterable[Event | S]) -> Iterator[Run | S]:
         broken: list[DamagedSpan] = []
         least, stale = self._bounds.least, None
         for event in events:
@@ -238,7 +223,7 @@ class LogAudit:
     def _never_written(self) -> set[int]:
         return never_written(self._layout)
 
-    def _why_stale(self, event: Run | TimedRun) -> str | None:
+    def _why_stale(self, event: Run | Stretch) -> str | None:
         bounds = self._bounds
         if event.start < (bounds.durable or 0):
             return None
@@ -256,7 +241,7 @@ class LogAudit:
             return f"{where} are newer than the last dispatched message in the checkpoint"
         return None
 
-    def _times(self, event: Run | TimedRun) -> tuple[int, int]:
+    def _times(self, event: Run | Stretch) -> tuple[int, int]:
         if isinstance(event, Run):
             return self._time_of(event, 0), self._time_of(event, -1)
         return event.first_time, event.last_time

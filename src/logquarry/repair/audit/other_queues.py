@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -18,13 +17,12 @@ import numpy as np
 from logquarry.errors import CorruptFile
 from logquarry.format.arrays import Bools, Int64
 from logquarry.format.batch import ENTRY_SIZE
-from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import ENTRY
 from logquarry.log.follow import DispatchRequests, Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.rocksdb import is_installed
-from logquarry.log.store_files import BATCH_QUEUE, FileSequence
+from logquarry.log.store_files import BATCH_QUEUE
 from logquarry.read.batch_queue import (
     BATCH_DTYPE,
     BatchEntries,
@@ -38,7 +36,6 @@ from logquarry.read.log_queues import QueueKey, epoch_start
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import QueueDb, RocksQueue, rocksdb_folders
 from logquarry.repair.audit.differences import (
-    Difference,
     EntryGroup,
     LostSpans,
     and_more,
@@ -47,8 +44,9 @@ from logquarry.repair.audit.differences import (
 )
 from logquarry.repair.audit.first_difference import BATCH_FIELDS, same_batches
 from logquarry.repair.audit.queues import QueuesAudit, SeenMessages
-from logquarry.repair.audit.right_offsets import NO_PLACE, RightBases
-from logquarry.write.queue_writer import MOST_OFFSET, QueuePart, falls, is_batch
+from logquarry.repair.audit.right_offsets import NO_PLACE, RightBases, epochs
+from logquarry.repair.findings import Finding, finding
+from logquarry.write.queue_writer import MOST_OFFSET, QueuePart, is_batch
 
 _UNREADABLE: Final = "bad_rocksdb"
 Parts = Mapping[QueueKey, QueuePart]
@@ -74,13 +72,13 @@ class StoreQueuesAudit:
         self._files = QueuesAudit(layout)
         self._batch = BatchQueuesAudit(layout)
         self._databases: list[RocksQueuesAudit] = []
-        self._broken: list[Difference] = []
+        self._broken: list[Finding] = []
         self._folders = rocksdb_folders(layout)
         for folder in self._folders if is_installed() else ():
             try:
                 self._databases.append(RocksQueuesAudit(layout, QueueDb(layout, folder)))
             except CorruptFile as error:
-                self._broken.append(Difference(_UNREADABLE, folder, 0, error.reason))
+                self._broken.append(finding(_UNREADABLE, folder, 0, error.reason))
 
     @property
     def entries(self) -> int:
@@ -113,10 +111,10 @@ class StoreQueuesAudit:
         """See :meth:`QueuesAudit.add_sound`."""
         self._files.add_sound(queues)
 
-    def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
+    def finish(self, log_end: int, lost: LostSpans) -> Iterator[Finding]:
         """Yield all differences, queue by queue; call this after the whole log is read."""
         # Each audit finds the same differences in the log: report each once.
-        in_log: set[Difference] = set()
+        in_log: set[Finding] = set()
         for found in self._differences(log_end, lost):
             if found.kind in ("new_epoch", "harmed_queue_offset", "harmed_queue_id"):
                 if found in in_log:
@@ -124,7 +122,7 @@ class StoreQueuesAudit:
                 in_log.add(found)
             yield found
 
-    def _differences(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
+    def _differences(self, log_end: int, lost: LostSpans) -> Iterator[Finding]:
         is_crash = self._files.is_crash(log_end)
         yield from self._files.differences(log_end, lost, is_explained=is_crash)
         yield from self._batch.differences(log_end, lost, is_explained=is_crash)
@@ -137,11 +135,11 @@ class StoreQueuesAudit:
         if not is_installed():
             for folder in self._folders:
                 reason = "its queues were not compared: pip install 'logquarry[rocksdb]'"
-                yield Difference(_UNREADABLE, folder, 0, reason, is_explained=True)
+                yield finding(_UNREADABLE, folder, 0, reason, is_explained=True)
 
     def _drop(self, audit: RocksQueuesAudit, error: CorruptFile) -> None:
         self._databases.remove(audit)
-        self._broken.append(Difference(_UNREADABLE, audit.folder, 0, error.reason))
+        self._broken.append(finding(_UNREADABLE, audit.folder, 0, error.reason))
 
 
 class RocksQueuesAudit(QueuesAudit):
@@ -164,11 +162,10 @@ class RocksQueuesAudit(QueuesAudit):
         """Compare the frames of a run with their entries, which also have a store time."""
         super().add(followed, {k: v for k, v in parts.items() if k[0] not in self._others.batch})
 
-    def _add(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> QueuePart:
-        part = super()._add(key, part, requests)
+    def _check_times(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> None:
         seen = self._seen[key]
         if not isinstance(seen.queue, RocksQueue) or "queue_entry_wrong" in seen.groups:
-            return part
+            return
         # If the topic was recreated between two messages of this run, the queue has only the
         # messages after the recreation.
         start = epoch_start(part.offsets)
@@ -183,34 +180,33 @@ class RocksQueuesAudit(QueuesAudit):
             # Damage in a frame's queue id can make its message look like one of this queue.
             differs[ours] &= places[ours] == entries["physical_offset"][theirs]
             seen.note("queue_entry_wrong", offsets, differs, "has another store time")
-        return part
 
-    def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
+    def finish(self, log_end: int, lost: LostSpans) -> Iterator[Finding]:
         """Yield all differences, queue by queue; call this after the whole log is read."""
         dispatched, crashed = self._db.dispatched_end, self.layout.has_abort
         # A broker has its newest entries only in memory, and makes them again after a crash.
         is_explained = crashed and self._is_dispatched(dispatched, -1)
         if dispatched > log_end:
             reason = f"it has the messages up to {dispatched}, but the log ends at {log_end}"
-            yield Difference("queue_ahead", self.folder, 0, reason, is_explained=crashed)
+            yield finding("queue_ahead", self.folder, 0, reason, is_explained=crashed)
         yield from self.differences(log_end, lost, is_explained=is_explained)
 
-    def _missing(self, key: QueueKey, reason: str, *, is_explained: bool) -> Iterator[Difference]:
+    def _missing(self, key: QueueKey, reason: str, *, is_explained: bool) -> Iterator[Finding]:
         if key not in self._elsewhere:
             reason = f"RocksDB lacks it, and {reason}"
             place = self._place_of(key)
-            yield Difference("queue_missing", place, 0, reason, is_explained=is_explained)
+            yield finding("queue_missing", place, 0, reason, is_explained=is_explained)
 
     def _spare(
         self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Finding]:
         yield from super()._spare(queue, seen, log_end, lost)
         key = queue.key
         if seen.messages and queue.max_offset <= seen.next_offset:
             return
         reason = wrong_end(self._db, key, self.layout.commit_log.start)
         if reason is not None:
-            yield Difference("queue_end_wrong", self.folder, 0, reason)
+            yield finding("queue_end_wrong", self.folder, 0, reason)
 
     def _place(self, queue: Queue, offset: int) -> tuple[str, int]:
         return self._place_of(queue.key), 0
@@ -218,10 +214,10 @@ class RocksQueuesAudit(QueuesAudit):
     def _place_of(self, key: QueueKey) -> str:
         return f"{self.folder}/{key[0]}/{key[1]}"
 
-    def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
+    def _difference(self, queue: Queue, group: EntryGroup) -> Finding:
         found = group.at(self.folder, 0, ENTRY.size)
         name = queue_name(queue.key)
-        return Difference(found.kind, found.file, 0, f"{name}: {found.reason}", found.length)
+        return finding(found.kind, found.file, 0, f"{name}: {found.reason}", found.length)
 
 
 class BatchQueuesAudit(QueuesAudit):
@@ -242,7 +238,7 @@ class BatchQueuesAudit(QueuesAudit):
 
     def differences(
         self, log_end: int, lost: LostSpans, *, is_explained: bool
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Finding]:
         """See :meth:`QueuesAudit.differences`."""
         for key, right in self._right.items():
             self._add_batches(key, right.settle())
@@ -251,23 +247,18 @@ class BatchQueuesAudit(QueuesAudit):
                 file = self.layout.log_file(place)
                 text = f"in {queue_name(key)}, the frames around this frame show that its queue "
                 text += f"offset was {base}{and_more(len(harmed))}"
-                yield Difference("harmed_queue_offset", file, place, text)
+                yield finding("harmed_queue_offset", file, place, text)
         yield from super().differences(log_end, lost, is_explained=is_explained)
 
     def _add_batches(self, key: QueueKey, entries: BatchEntries) -> None:
-        starts = entries["base"].astype(np.int64)
-        if not len(starts):
+        if not len(entries):
             return
-        stops = starts + entries["count"]
-        seen = self._of(key, int(starts[0]))
-        # If a queue offset does not increase, the topic was created again here.
-        cuts = [0, *falls(starts, stops, seen.next_offset), len(starts)]
-        for number, (at, stop) in enumerate(pairwise(cuts)):
-            if number:
-                seen.restart(int(starts[at]), int(entries["physical_offset"][at]))
+        seen = self._of(key, int(entries["base"][0]))
+        for is_new, part in epochs(entries, seen.next_offset):
+            if is_new:
+                seen.restart(int(part["base"][0]), int(part["physical_offset"][0]))
                 seen.next_offset = seen.first_offset
-            if at < stop:
-                self._compare_batches(seen, entries[at:stop], starts[at:stop], stops[at:stop])
+            self._compare_batches(seen, part)
 
     @cached_property
     def _others(self) -> OtherQueues:
@@ -280,9 +271,6 @@ class BatchQueuesAudit(QueuesAudit):
     def _queue(self, key: QueueKey) -> BatchQueue:
         return BatchQueue(self.layout, *key, files=self._files)
 
-    def _sequence(self, key: QueueKey) -> FileSequence:
-        return self.layout.batch_queue(*key)
-
     def _folder(self, key: QueueKey) -> str:
         return f"{BATCH_QUEUE}/{key[0]}/{key[1]}"
 
@@ -290,18 +278,18 @@ class BatchQueuesAudit(QueuesAudit):
         assert isinstance(queue, BatchQueue)
         return place_of(queue, offset)
 
-    def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
+    def _difference(self, queue: Queue, group: EntryGroup) -> Finding:
         return group.at(*self._place(queue, group.number), ENTRY_SIZE)
 
     def _spare(
         self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Finding]:
         assert isinstance(queue, BatchQueue)
         return _Spare(self.layout, self._files, queue, seen, log_end, lost).differences()
 
-    def _compare_batches(
-        self, seen: SeenMessages, wanted: BatchEntries, starts: Int64, stops: Int64
-    ) -> None:
+    def _compare_batches(self, seen: SeenMessages, wanted: BatchEntries) -> None:
+        starts = wanted["base"].astype(np.int64)
+        stops = starts + wanted["count"]
         seen.add_gaps(np.append(seen.next_offset, stops[:-1]), starts)
         seen.next_offset = int(stops[-1])
         seen.messages += int((stops - starts).sum())
@@ -339,19 +327,21 @@ class _Spare:
         self._lost = lost
         first, stop = (seen.first_offset, seen.next_offset) if seen.messages else (0, 0)
         self._gaps = [(0, first), *seen.gaps, (stop, 1 << 62)]
-        self._groups: dict[str, tuple[Difference, int]] = {}
+        self._groups: dict[str, tuple[Finding, int]] = {}
 
-    def differences(self) -> Iterator[Difference]:
+    def differences(self) -> Iterator[Finding]:
         last = 0
         for file, stored in self._queue.batches():
             written, entries = is_batch_written(stored), own_messages(stored)
-            self._note("queue_hole", file.path, ~written, entries, "was never written")
+            self._note(
+                "queue_hole", file.path, np.flatnonzero(~written), entries, "was never written"
+            )
             starts = entries["base"].astype(np.int64)
             stops = starts + entries["count"]
             before = np.append(last, np.maximum.accumulate(np.where(written, stops, 0))[:-1])
             overlaps = written & (starts < np.maximum(before, last))
             text = "has queue offsets that an earlier entry has"
-            self._note("queue_misplaced", file.path, overlaps, entries, text)
+            self._note("queue_misplaced", file.path, np.flatnonzero(overlaps), entries, text)
             last = max(last, int(stops[written].max(initial=0)))
             spare = np.zeros(len(entries), np.bool_)
             for begin, stop in self._gaps:
@@ -365,32 +355,27 @@ class _Spare:
         places = entries["physical_offset"].astype(np.int64)
         damaged = spare & within(places, self._lost)
         text = "points to a damaged part of the log"
-        self._note("queue_in_damage", path, damaged, entries, text)
+        self._note("queue_in_damage", path, np.flatnonzero(damaged), entries, text)
         ahead = spare & ~damaged & (places >= self._end)
         text = f"points to a message after the log's end at {self._end}"
-        self._note("queue_ahead", path, ahead, entries, text)
+        self._note("queue_ahead", path, np.flatnonzero(ahead), entries, text)
         inside = spare & ~damaged & ~ahead & (places >= self._start)
-        for at in np.flatnonzero(inside).tolist():
-            which = np.zeros(len(entries), np.bool_)
-            which[at] = True
-            outcome = self._log.outcome_at(int(places[at]), check_crc=False)
-            if not isinstance(outcome, Frame):
-                text = f"points to {places[at]}, where no frame starts"
-                self._note("queue_entry_dangling", path, which, entries, text)
-                continue
-            text = (
-                f"points to the message at {places[at]}, whose queue offset is "
-                f"{outcome.queue_offset}"
-            )
-            self._note("queue_misplaced", path, which, entries, text)
+        for at in np.flatnonzero(inside):
+            found = self._log.sound_frame_at(int(places[at]), check_crc=False)
+            kind, text = "queue_entry_dangling", f"points to {places[at]}, where no frame starts"
+            if found is not None:
+                kind = "queue_misplaced"
+                text = f"points to the message at {places[at]}, whose queue offset is "
+                text += str(found.queue_offset)
+            self._note(kind, path, np.array([at]), entries, text)
 
-    def _note(self, kind: str, path: str, which: Bools, entries: BatchEntries, reason: str) -> None:
-        if not which.any():
+    def _note(self, kind: str, path: str, which: Int64, entries: BatchEntries, reason: str) -> None:
+        if not len(which):
             return
-        at = int(which.argmax())
+        at = int(which[0])
         text = f"the entry of queue offset {int(entries['base'][at])} {reason}"
-        found, count = self._groups.get(kind, (Difference(kind, path, at * ENTRY_SIZE, text), 0))
-        self._groups[kind] = found, count + int(which.sum())
+        found, count = self._groups.get(kind, (finding(kind, path, at * ENTRY_SIZE, text), 0))
+        self._groups[kind] = found, count + len(which)
 
 
 def entries_at(queue: BatchQueue, starts: Int64) -> tuple[BatchEntries, Bools]:

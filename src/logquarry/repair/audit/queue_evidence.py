@@ -1,18 +1,12 @@
-"""Compares entries of a queue with the frames to which they point: equal entries, spare entries,
-and harmed queue offsets.
+"""Compares entries of a queue with the frames to which they point, and finds spare entries.
 
 An entry is spare if the log has no message with the entry's queue offset.
-
-No CRC covers the queue offset in a frame. The expected queue offset of a message is one more than
-that of the queue's previous message. If a frame has another queue offset, but the queue has the
-message's entry only at the expected offset, the queue offset in the frame is harmed. Consumers find
-messages through the queue, so the queue needs no repair.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -20,23 +14,17 @@ import numpy as np
 
 from logquarry.format import arrays as r
 from logquarry.format import properties as props
-from logquarry.format.arrays import Bools, Int32, Int64, consecutive
+from logquarry.format.arrays import Bools, Int32, Int64
 from logquarry.format.properties import MULTI_SEPARATOR
 from logquarry.log import columns
 from logquarry.log.frames import runs_at
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import Run
-from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units, has_message, is_written
 from logquarry.repair.audit.differences import (
     MOST_STRETCHES,
-    Difference,
     EntryGroup,
     LostSpans,
-    TagsRule,
-    and_more,
-    queue_name,
-    same_entries,
     within,
 )
 from logquarry.write.queue_writer import QueuePart
@@ -69,121 +57,21 @@ def entries_at(queue: Queue, offsets: Int64) -> Units:
     return result
 
 
-class HarmedOffsets:
-    """The frames of one queue with a harmed queue offset; ``count`` is their number."""
-
-    def __init__(self, queue: Queue) -> None:
-        self.count = 0
-        self._place = self._size = 0
-        self._text = ""
-        self._queue = queue
-        self._rule = TagsRule.of_readers(queue.topic)
-        # The offset and the entry of the queue's first message.
-        self._first: tuple[int, Units] | None = None
-
-    def difference(self, layout: StoreLayout) -> Difference:
-        """Return the difference for verify, with the physical offset of the first frame."""
-        return Difference(
-            "harmed_queue_offset",
-            layout.log_file(self._place),
-            self._place,
-            self._text + and_more(self.count),
-            self._size,
-        )
-
-    def right_first(self, part: QueuePart, messages: int) -> int | None:
-        """Return the right queue offset of the queue's first message if the second message shows
-        it. ``messages`` is the number of messages before ``part``.
-        """
-        first, self._first = self._first, None
-        offset = int(part.offsets[0])
-        if not messages:
-            self._first = offset, part.units[:1].copy()
-        if first is None or messages != 1 or first[0] == offset - 1 or self._fits(*first):
-            return None
-        if not self._fits(offset - 1, first[1]) or not self._fits(offset, part.units[:1]):
-            return None
-        self._note(first[1], first[0], offset - 1)
-        return offset - 1
-
-    def right(self, part: QueuePart, following: int) -> Int64:
-        """Return the right queue offsets of a part; ``following`` is the offset after the previous
-        message.
-        """
-        right = part.offsets.copy()
-        for start, stop in consecutive(part.offsets):
-            own, units = int(part.offsets[start]), part.units[start:stop]
-            if own != following:
-                count = self._fits(following, units)
-                if count and not self._fits(own, units[:1]):
-                    right[start : start + count] = np.arange(following, following + count)
-                    self._note(units[:count], own, following)
-            following = int(right[stop - 1]) + 1
-        return right
-
-    def has(self, offset: int, entry: Units) -> bool:
-        """Whether the queue has this entry at a queue offset."""
-        return self._fits(offset, entry) > 0
-
-    def _fits(self, offset: int, entries: Units) -> int:
-        """Return how many of these entries the queue has from an offset on."""
-        at = 0
-        stop = min(offset + len(entries), self._queue.max_offset)
-        for start, there in self._queue.runs(max(0, offset), stop):
-            wanted = entries[at : at + len(there)]
-            same = same_entries(there, wanted, self._rule)
-            if start != offset + at or not same.all():
-                return at + (int(same.argmin()) if start == offset + at else 0)
-            at += len(there)
-        return at
-
-    def _note(self, entries: Units, own: int, right: int) -> None:
-        if not self.count:
-            self._place, self._size = int(entries["physical_offset"][0]), int(entries["size"][0])
-            name = queue_name(self._queue.key)
-            self._text = f"the frame has queue offset {own}, and {name} has the message at {right}"
-        self.count += len(entries)
-
-
 _CHUNK: Final = 1 << 16
 _SEPARATOR: Final = MULTI_SEPARATOR.encode()
 _COPIES: Final = re.compile(
     rf"(?:^|{props.PROPERTY_SEPARATOR}){props.INNER_MULTI_DISPATCH}"
     rf"{props.NAME_VALUE_SEPARATOR}([^{props.PROPERTY_SEPARATOR}]*)".encode()
 )
-_OWN, _COPY, _FOREIGN, _HARMED = range(4)
-"""Queue of a message: this queue, another queue with a copy in this queue, any other queue, or a
-queue of the same topic that lacks the message's entry.
-"""
-_FITS, _MOVED, _STRANGE, _HARMED_ID = range(4)
-"""Result for an entry: right, message of another queue offset, message of another queue, or message
-of this queue whose frame has a harmed queue id.
-"""
-HasEntry = Callable[[QueueKey, int, int], bool]
-"""Function (queue, queue offset, physical offset) -> whether the queue has an entry there that
-points to the physical offset.
-"""
+_OWN, _COPY, _FOREIGN = range(3)
+"""Queue of a message: this queue, another queue with a copy in this queue, or any other queue."""
 
 
 class SpareEntries:
-    """Checks entries of one queue against the frames to which they point.
+    """Checks entries of one queue against the frames to which they point."""
 
-    No CRC covers the queue id in a frame. If ``has_entry`` is given, the object also finds harmed
-    queue ids: a frame names another queue of the topic, and that queue lacks the frame's entry.
-    """
-
-    def __init__(
-        self,
-        layout: StoreLayout,
-        queue: Queue,
-        log_end: int,
-        lost: LostSpans,
-        has_entry: HasEntry | None = None,
-    ) -> None:
+    def __init__(self, layout: StoreLayout, queue: Queue, log_end: int, lost: LostSpans) -> None:
         self.entries = 0
-        self._has_entry = has_entry
-        # The physical offset and the queue offset of each frame with a harmed queue id.
-        self._harmed: list[tuple[int, int]] = []
         self._layout = layout
         self._queue = queue
         self._topic = queue.topic.encode("utf-8", "surrogateescape")
@@ -192,25 +80,19 @@ class SpareEntries:
         self._groups: dict[str, EntryGroup] = {}
         self._stretches: list[EntryGroup] = []
         self._begin = 0
-        # The result for the previous entry, and by how many queue offsets it was misplaced.
-        self._last = (_FITS, 0)
+        # By how many queue offsets the previous entry was misplaced, and whether its message is of
+        # another queue.
+        self._last = 0, False
 
     def check(self, ranges: Sequence[tuple[int, int]], begin: int = 0) -> list[EntryGroup]:
         """Return the wrong entries in ``ranges``. Fillers before ``begin`` count as right."""
         self._begin = begin
         for first, stop in ranges:
-            self._last = _FITS, 0
+            self._last = 0, False
             for start, entries in self._queue.runs(first, stop):
                 for at in range(0, len(entries), _CHUNK):
                     self._check(start + at, entries[at : at + _CHUNK])
         return [*self._groups.values(), *self._stretches]
-
-    def harmed(self) -> Iterator[Difference]:
-        """Yield the difference for the checked frames with a harmed queue id, if there are any."""
-        for place, offset in self._harmed[:1]:
-            text = f"the frame names another queue, and {queue_name(self._queue.key)} has the "
-            text += f"message at {offset}{and_more(len(self._harmed))}"
-            yield Difference("harmed_queue_id", self._layout.log_file(place), place, text)
 
     def _check(self, start: int, entries: Units) -> None:
         places = entries["physical_offset"].astype(np.int64)
@@ -262,11 +144,6 @@ class SpareEntries:
             names = (match[1].split(_SEPARATOR) for match in _COPIES.finditer(text))
             if any(self._topic in some for some in names):
                 owners[number] = _COPY
-            elif self._has_entry is not None and topics[ids[number]] == self._queue.topic:
-                key = self._queue.topic, int(fields["queue_id"][number])
-                place = int(row[r.POSITION]) + run.window.base
-                if not self._has_entry(key, int(fields["queue_offset"][number]), place):
-                    owners[number] = _HARMED
         places = rows[:, r.POSITION].astype(np.int64) + run.window.base
         return places, fields["queue_offset"].astype(np.int64), owners
 
@@ -276,22 +153,18 @@ class SpareEntries:
         # Compare only the queue offsets of own messages. A copy by multi-dispatch has no queue
         # offset of this queue in its frame.
         shifts = np.where(owners == _OWN, queue_offsets - index, 0)
-        ways = np.where(shifts != 0, _MOVED, np.where(owners >= _FOREIGN, _STRANGE, _FITS))
-        ways[(owners == _HARMED) & (queue_offsets == index)] = _HARMED_ID
-        # A new group begins if the result, or the distance to the right queue offset, changes.
-        changes = ways != np.append(self._last[0], ways[:-1])
-        changes |= shifts != np.append(self._last[1], shifts[:-1])
-        self._last = int(ways[-1]), int(shifts[-1])
-        bounds = [0, *np.flatnonzero(changes).tolist(), len(ways)]
+        strange = owners == _FOREIGN
+        # A new group begins if one of the two changes from one entry to the next.
+        changes = shifts != np.append(self._last[0], shifts[:-1])
+        changes |= strange != np.append(self._last[1], strange[:-1])
+        self._last = int(shifts[-1]), bool(strange[-1])
+        bounds = [0, *np.flatnonzero(changes).tolist(), len(shifts)]
         for number, (at, stop) in enumerate(pairwise(bounds)):
-            if at == stop or ways[at] == _FITS:
-                continue
-            if ways[at] == _HARMED_ID:
-                self._harmed += [(int(places[n]), int(index[n])) for n in range(at, stop)]
+            if at == stop or not (shifts[at] or strange[at]):
                 continue
             if number and len(self._stretches) < MOST_STRETCHES:
                 what = f"whose queue offset is {queue_offsets[at]}"
-                if ways[at] == _STRANGE:
+                if strange[at]:
                     what = "whose frame names another queue"
                 text = f"points to the message at {places[at]}, {what}"
                 self._stretches.append(EntryGroup("queue_misplaced", int(index[at]), text))

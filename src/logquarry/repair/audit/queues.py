@@ -9,51 +9,45 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby, pairwise
-from operator import itemgetter
-from typing import Any, Final
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
 from logquarry.errors import CorruptFile, UsageError
 from logquarry.format import broker_json
-from logquarry.format.arrays import Bools, Int64
+from logquarry.format.arrays import Bools, Int64, consecutive
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.log.follow import DispatchRequests, Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.rocksdb import read_config
-from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, FileSequence
+from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS
 from logquarry.read.fence import OtherQueues, other_queues
 from logquarry.read.log_end import checkpoint_times
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue, FileQueue, Queue, Units, is_written
 from logquarry.repair.audit.differences import (
-    Difference,
     EntryGroup,
     LostSpans,
     TagsRule,
+    and_more,
+    count_same,
     queue_file_differences,
     queue_name,
     same_entries,
 )
 from logquarry.repair.audit.expired_queues import holes
-from logquarry.repair.audit.queue_evidence import (
-    HarmedOffsets,
-    SpareEntries,
-    entries_at,
-    has_entries,
-)
+from logquarry.repair.audit.harmed_ids import HarmedIds
+from logquarry.repair.audit.queue_evidence import SpareEntries, entries_at, has_entries
+from logquarry.repair.findings import Finding, finding
 from logquarry.write.dispatcher import RUN_SPAN
 from logquarry.write.message_rules import queue_name_fault
 from logquarry.write.queue_table import is_listed
-from logquarry.write.queue_writer import QueuePart, is_batch, units_of
+from logquarry.write.queue_writer import QueuePart, is_batch
 
-_COLUMNS: Final = ("queue_offset", "physical_offset", "size", "tags_code", "store_timestamp")
 MOST_GAPS: Final = 1 << 12
 """Maximum number of gaps to record for one queue; the last record covers all further gaps."""
-_MOST_SEARCHES: Final = 1 << 14
-"""Maximum number of entries to read in other queues, for frames that may belong there."""
 
 
 @dataclass(slots=True)
@@ -66,7 +60,8 @@ class SeenMessages:
         missing_since: store time of that message, in milliseconds.
         gaps: (start, stop) of missing queue offsets between the first and the last message.
         log_start: start of the log, read after the queue's files were listed; None if not yet read.
-        harmed: the frames with a wrong queue offset; None if the queue has no files.
+        harmed: physical offset and size of the first frame with a harmed queue offset, and a text.
+        harmed_count: number of frames with a harmed queue offset.
     """
 
     queue: Queue | None
@@ -79,7 +74,10 @@ class SeenMessages:
     groups: dict[str, EntryGroup] = field(default_factory=dict)
     gaps: list[tuple[int, int]] = field(default_factory=list)
     log_start: int | None = None
-    harmed: HarmedOffsets | None = None
+    harmed: tuple[int, int, str] = (0, 0, "")
+    harmed_count: int = 0
+    # Queue offset and entry of the queue's first message, until its second message is read.
+    _first: tuple[int, Units] | None = None
 
     def note(self, kind: str, offsets: Int64, which: Bools, reason: str) -> None:
         """Record the entries that differ in one way; ``reason`` describes the first such entry."""
@@ -105,15 +103,59 @@ class SeenMessages:
         self.messages = 0
         self.first_offset, self.epoch_start, self.missing_from = first, place, None
 
-    def begin_at(self, first: int) -> None:
-        """Correct the queue offset of the only message so far; its entry is right."""
-        self.groups.clear()
-        self.first_offset, self.next_offset, self.missing_from = first, first + 1, None
-
     def advance(self, count: int) -> None:
         """Count messages whose entries are right."""
         self.next_offset += count
         self.messages += count
+
+    def corrected(self, part: QueuePart) -> QueuePart:
+        """Return a part with the right queue offsets; count the frames with a harmed one.
+
+        No CRC covers the queue offset in a frame. The expected queue offset of a message is one
+        more than that of the queue's previous message. If a frame has another queue offset, but the
+        queue has the message's entry only at the expected offset, the queue offset in the frame is
+        harmed. Consumers find messages through the queue, so the queue needs no repair.
+        """
+        self._correct_first(part)
+        right, following = part.offsets.copy(), self.next_offset
+        for start, stop in consecutive(part.offsets):
+            own, units = int(part.offsets[start]), part.units[start:stop]
+            if own != following:
+                count = self._count_same(following, units)
+                if count and not self._count_same(own, units[:1]):
+                    right[start : start + count] = np.arange(following, following + count)
+                    self._note_harmed(units[:count], own, following)
+            following = int(right[stop - 1]) + 1
+        return replace(part, offsets=right)
+
+    def _correct_first(self, part: QueuePart) -> None:
+        """Correct the queue offset of the queue's first message if the second message, with which
+        ``part`` begins, shows the right one.
+        """
+        first, self._first = self._first, None
+        offset = int(part.offsets[0])
+        if not self.messages:
+            self._first = offset, part.units[:1].copy()
+        if first is None or self.messages != 1 or first[0] == offset - 1:
+            return
+        is_right = self._count_same(*first) or not self._count_same(offset - 1, first[1])
+        if is_right or not self._count_same(offset, part.units[:1]):
+            return
+        self._note_harmed(first[1], first[0], offset - 1)
+        self.groups.clear()
+        self.first_offset, self.next_offset, self.missing_from = offset - 1, offset, None
+
+    def _count_same(self, offset: int, entries: Units) -> int:
+        assert self.queue is not None
+        return count_same(self.queue, offset, entries, TagsRule.of_readers(self.queue.topic))
+
+    def _note_harmed(self, entries: Units, own: int, right: int) -> None:
+        assert self.queue is not None
+        if not self.harmed_count:
+            text = f"the frame has queue offset {own}, and {queue_name(self.queue.key)} has the "
+            text += f"message at {right}"
+            self.harmed = int(entries["physical_offset"][0]), int(entries["size"][0]), text
+        self.harmed_count += len(entries)
 
 
 class QueuesAudit:
@@ -125,114 +167,35 @@ class QueuesAudit:
         self._files = OpenFiles(layout)
         self._seen: dict[QueueKey, SeenMessages] = {}
         self._names = self._find_names()
-        self._sorted = sorted(self._names)
-        self._by_topic: dict[str, list[QueueKey]] = {
-            topic: list(keys) for topic, keys in groupby(self._sorted, itemgetter(0))
-        }
-        # A queue's last message so far if the queue lacks its entry; the next one decides about it.
-        self._held: dict[QueueKey, dict[str, Any]] = {}
-        self._searches = 0
+        self._queues: dict[QueueKey, Queue] = {}
+        self._ids = HarmedIds(layout, self._names, self._on_disk, is_3_1=layout.config.is_3_1)
 
     def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
         """Compare the frames of a run with their entries."""
+        requests, left = followed.requests, dict[QueueKey, QueuePart]()
         for key, part in parts.items():
-            if not is_batch(part.units):
-                self._add(key, part, followed.requests)
-
-    def _add(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> QueuePart:
-        """Compare a part with its queue; return the part with the right queue offsets."""
-        seen = self._of(key, int(part.offsets[0]))
-        if self._is_next_part(key, seen, part):
-            return part
-        if seen.harmed is not None:
-            if not seen.messages and len(part.rows) > 1:
-                self._add(key, part.between(0, 1), requests)
-                return self._add(key, part.between(1, None), requests)
-            first = seen.harmed.right_first(part, seen.messages)
-            if first is not None:
-                seen.begin_at(first)
-            held = self._held.get(key)
-            following = seen.next_offset if held is None else int(held["queue_offset"][0]) + 1
-            part = replace(part, offsets=seen.harmed.right(part, following))
-        values = {name: getattr(requests, name)[part.rows] for name in _COLUMNS}
-        # A multi-dispatch copy has another queue offset than the message itself.
-        values["queue_offset"] = part.offsets
-        self._compare(key, self._own_messages(key, seen, values, is_end=False))
-        return part
-
-    def _own_messages(
-        self, key: QueueKey, seen: SeenMessages, values: dict[str, Any], *, is_end: bool
-    ) -> dict[str, Any]:
-        """Leave out the frames of other queues, whose topic or queue id damage has changed.
-
-        A frame is left out if this queue lacks its entry, another queue has the entry, and the
-        messages before and after the frame have consecutive queue offsets. Two cases do not need
-        the third condition, but the other queue must be of the same topic: a queue without files,
-        and the queue's last message in the log (``is_end``). If this last message does not continue
-        the queue offsets, the other queue can be of any topic. If this queue lacks the entry of the
-        last message in ``values``, the method holds the message back until the next call.
-        """
-        held = self._held.pop(key, None)
-        if held is not None:
-            values = {name: np.append(held[name], column) for name, column in values.items()}
-        if seen.queue is None:
-            if key[0] not in self._by_topic or self._searches == _MOST_SEARCHES:
-                return values
-            every = range(len(values["queue_offset"]))
-            # Only the queue id can be harmed: a queue of another topic can have a copy by
-            # multi-dispatch.
-            names = self._by_topic[key[0]]
-            found = (not self._is_of_another(key, seen, values, at, names) for at in every)
-            own = np.fromiter(found, np.bool_)
-            return {name: column[own] for name, column in values.items()}
-        if seen.harmed is None or not seen.messages:
-            return values
-        offsets: Int64 = values["queue_offset"]
-        expected = np.append(seen.next_offset, offsets[:-1] + 1)
-        stays = np.ones(len(offsets), np.bool_)
-        doubtful = np.flatnonzero(offsets[1:] == expected[:-1]).tolist()
-        last = len(offsets) - 1
-        doubtful += [last] if is_end else []
-        for at in doubtful:
-            # A copy in another topic (multi-dispatch) counts only at a break in the queue offsets.
-            is_next = at == last and offsets[last] == expected[last]
-            names = self._by_topic.get(key[0], []) if is_next else self._sorted
-            stays[at] = not self._is_of_another(key, seen, values, at, names)
-        if not is_end and stays[last] and not seen.harmed.has(*_entry_of(values, last)):
-            stays[last] = False
-            self._held[key] = {name: column[last:] for name, column in values.items()}
-        return {name: column[stays] for name, column in values.items()}
-
-    def _is_of_another(
-        self,
-        key: QueueKey,
-        seen: SeenMessages,
-        values: dict[str, Any],
-        at: int,
-        names: list[QueueKey],
-    ) -> bool:
-        offset, entry = _entry_of(values, at)
-        if offset < 0 or (seen.harmed is not None and seen.harmed.has(offset, entry)):
-            return False
-        for name in names:
-            if name == key:
+            if is_batch(part.units):
                 continue
-            if self._searches == _MOST_SEARCHES:
-                return False
-            self._searches += 1
-            known = self._seen.get(name)
-            queue = self._queue(name) if known is None or known.queue is None else known.queue
-            if HarmedOffsets(queue).has(offset, entry):
-                return True
-        return False
+            if self._is_next_part(key, part):
+                self._check_times(key, part, requests)
+            else:
+                left[key] = part
+        for key, part in self._ids.place(left).items():
+            self._add(key, part, requests)
 
-    def _has_entry(self, key: QueueKey, offset: int, place: int) -> bool:
-        if key not in self._names or offset < 0:
-            return False
-        return any(
-            entry.physical_offset == place
-            for _, entry in self._queue(key).entries(offset, offset + 1)
-        )
+    def _add(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> None:
+        seen = self._of(key, int(part.offsets[0]))
+        if seen.queue is not None:
+            if not seen.messages and len(part.rows) > 1:
+                self._add(key, part[:1], requests)
+                self._add(key, part[1:], requests)
+                return
+            part = seen.corrected(part)
+        self._compare(seen, part, requests.store_timestamp[part.rows])
+        self._check_times(key, part, requests)
+
+    def _check_times(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> None:
+        """Compare the store times of entries; only entries in RocksDB have a store time."""
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
         """Whether the given first queue offset of each queue continues the messages so far."""
@@ -250,10 +213,14 @@ class QueuesAudit:
     def _of(self, key: QueueKey, first: int) -> SeenMessages:
         seen = self._seen.get(key)
         if seen is None:
-            queue = self._queue(key) if key in self._names else None
-            harmed = None if queue is None else HarmedOffsets(queue)
-            seen = self._seen[key] = SeenMessages(queue, first, first, harmed=harmed)
+            seen = self._seen[key] = SeenMessages(self._on_disk(key), first, first)
         return seen
+
+    def _on_disk(self, key: QueueKey) -> Queue | None:
+        """Return a queue of the store, None if the store does not have it."""
+        if key in self._names and key not in self._queues:
+            self._queues[key] = self._queue(key)
+        return self._queues.get(key)
 
     def _find_names(self) -> set[QueueKey]:
         return set(self.layout.queue_names)
@@ -261,48 +228,42 @@ class QueuesAudit:
     def _queue(self, key: QueueKey) -> Queue:
         return ConsumeQueue(self.layout, *key, files=self._files, with_stale=True)
 
-    def _sequence(self, key: QueueKey) -> FileSequence:
-        return self.layout.queue(*key)
-
-    def _is_next_part(self, key: QueueKey, seen: SeenMessages, part: QueuePart) -> bool:
-        if seen.queue is None or int(part.offsets[0]) != seen.next_offset:
+    def _is_next_part(self, key: QueueKey, part: QueuePart) -> bool:
+        seen, first = self._seen.get(key), int(part.offsets[0])
+        if seen is not None and first != seen.next_offset:
             return False
-        if key in self._held:
+        queue = self._on_disk(key)
+        if queue is None or not has_entries(queue, part):
             return False
-        if not has_entries(seen.queue, part):
-            return False
-        seen.advance(len(part.offsets))
+        self._of(key, first).advance(len(part.offsets))
         self.entries += len(part.offsets)
         return True
 
-    def _compare(self, key: QueueKey, values: dict[str, Any]) -> None:
-        offsets: Int64 = values["queue_offset"]
-        if not len(offsets):
-            return
-        seen = self._of(key, int(offsets[0]))
+    def _compare(self, seen: SeenMessages, part: QueuePart, times: Int64) -> None:
+        offsets = part.offsets
         # If a queue offset does not increase, the topic was deleted and created again.
         falls = np.flatnonzero(np.diff(offsets, prepend=seen.next_offset - 1) <= 0)
         starts = [0, *falls.tolist(), len(offsets)]
         for number, (start, stop) in enumerate(pairwise(starts)):
             if number:
-                seen.restart(int(offsets[start]), int(values["physical_offset"][start]))
+                seen.restart(int(offsets[start]), int(part.units["physical_offset"][start]))
             if stop > start:
-                part = {name: column[start:stop] for name, column in values.items()}
-                self._compare_epoch(key, seen, offsets[start:stop], part)
+                units = part.units[start:stop]
+                self._compare_epoch(seen, offsets[start:stop], units, times[start:stop])
 
     def _compare_epoch(
-        self, key: QueueKey, seen: SeenMessages, offsets: Int64, values: dict[str, Any]
+        self, seen: SeenMessages, offsets: Int64, wanted: Units, times: Int64
     ) -> None:
         seen.add_gaps(np.append(seen.next_offset, offsets[:-1] + 1), offsets)
         seen.next_offset = int(offsets[-1]) + 1
         seen.messages += len(offsets)
-        places: Int64 = values["physical_offset"]
+        places = wanted["physical_offset"].astype(np.int64)
         if seen.missing_from is None:
             end = 0 if seen.queue is None else seen.queue.max_offset
             first = int(np.searchsorted(offsets, end))
             if first < len(offsets):
                 seen.missing_from = int(places[first])
-                seen.missing_since = int(values["store_timestamp"][first])
+                seen.missing_since = int(times[first])
         queue = seen.queue
         if queue is None:
             return
@@ -313,16 +274,14 @@ class QueuesAudit:
         inside = (offsets < end) & (offsets >= begin)
         self._note_head(seen, offsets, (offsets >= 0) & (offsets < begin), places)
         seen.note("queue_hole", offsets, ~written & inside, "was never written")
-        wanted = units_of(places, values["size"], values["tags_code"])
-        wrong = written & inside & ~same_entries(there, wanted, TagsRule.of_readers(key[0]))
+        wrong = written & inside & ~same_entries(there, wanted, TagsRule.of_readers(queue.topic))
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
-            entry = there[at]
-            reason = (
-                f"points to {entry['size']} bytes at {entry['physical_offset']} with tags code "
-                f"{entry['tags_code']}; the message of that queue offset is {values['size'][at]} "
-                f"bytes at {places[at]} with tags code {values['tags_code'][at]}"
+            has, right = (
+                f"{one['size']} bytes at {one['physical_offset']} with tags code {one['tags_code']}"
+                for one in (there[at], wanted[at])
             )
+            reason = f"points to {has}; the message of that queue offset is {right}"
             seen.note("queue_entry_wrong", offsets, wrong, reason)
 
     def _note_head(self, seen: SeenMessages, offsets: Int64, early: Bools, places: Int64) -> None:
@@ -338,21 +297,19 @@ class QueuesAudit:
 
     def differences(
         self, log_end: int, lost: LostSpans, *, is_explained: bool
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Finding]:
         """Yield all differences, queue by queue, after the whole log is read. ``is_explained`` is
         the result of :meth:`is_crash`.
         """
-        for key, values in list(self._held.items()):
-            none = {name: column[:0] for name, column in values.items()}
-            self._compare(key, self._own_messages(key, self._seen[key], none, is_end=True))
         for key in sorted({*self._seen, *self._names}):
             folder = self._folder(key)
             if key[0] in self._others.batch:
                 reason = "the topic has batch queues: a broker does not start on this folder"
-                yield Difference("queue_misplaced", folder, 0, reason)
+                yield finding("queue_misplaced", folder, 0, reason)
                 continue
-            yield from queue_file_differences(folder, self._sequence(key))
             seen = self._seen.get(key) or SeenMessages(self._queue(key), 0, 0)
+            if isinstance(seen.queue, FileQueue):
+                yield from queue_file_differences(folder, seen.queue.listed)
             yield from self._queue_differences(key, seen, log_end, lost, is_explained=is_explained)
 
     def is_crash(self, log_end: int) -> bool:
@@ -391,10 +348,10 @@ class QueuesAudit:
         lost: LostSpans,
         *,
         is_explained: bool,
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Finding]:
         if seen.epoch_start is not None:
             at, reason = seen.epoch_start, f"{queue_name(key)} starts again at {seen.first_offset}"
-            yield Difference("new_epoch", self.layout.log_file(at), at, reason)
+            yield finding("new_epoch", self.layout.log_file(at), at, reason)
         queue = seen.queue
         if queue is None:
             if not seen.messages:
@@ -404,44 +361,56 @@ class QueuesAudit:
                 reason, is_explained = f"{reason}, but topics.json no longer lists the topic", True
             yield from self._missing(key, reason, is_explained=is_explained)
             return
-        if seen.harmed is not None and seen.harmed.count:
-            yield seen.harmed.difference(self.layout)
+        if seen.harmed_count:
+            at, size, text = seen.harmed
+            file, text = self.layout.log_file(at), text + and_more(seen.harmed_count)
+            yield finding("harmed_queue_offset", file, at, text, size)
         for group in seen.groups.values():
             yield self._difference(queue, group)
         if seen.messages and seen.next_offset > queue.max_offset:
             first = max(queue.max_offset, seen.first_offset)
-            yield Difference(
+            yield finding(
                 "queue_behind",
                 *self._place(queue, first),
                 f"ends at {queue.max_offset}, and the log has messages up to {seen.next_offset}",
                 0 if queue.is_batch else (seen.next_offset - first) * UNIT_SIZE,
-                is_explained,
+                is_explained=is_explained,
             )
         if not seen.messages and isinstance(queue, FileQueue):
             yield from holes(queue, self._folder(key), self.layout.commit_log.start)
         yield from self._spare(queue, seen, log_end, lost)
+        for place in self._moved.get(key, ())[:1]:
+            text = f"the frame names another queue, and {queue_name(key)} has the message at "
+            text += f"{self._ids.offsets[place]}{and_more(len(self._moved[key]))}"
+            yield finding("harmed_queue_id", self.layout.log_file(place), place, text)
         if isinstance(queue, ConsumeQueue) and log_end < FILLER_SIZE:
             yield from self._last_filler(queue)  # QUIRK: see expired_queues.stand_in
 
-    def _last_filler(self, queue: ConsumeQueue) -> Iterator[Difference]:
+    @cached_property
+    def _moved(self) -> dict[QueueKey, list[int]]:
+        """For each queue, the physical offsets of its frames with a harmed queue id."""
+        moved: dict[QueueKey, list[int]] = {}
+        for place, key in self._ids.found.items():
+            moved.setdefault(key, []).append(place)
+        return moved
+
+    def _last_filler(self, queue: ConsumeQueue) -> Iterator[Finding]:
         number = max(queue.max_offset - 1, 0)
         if queue.units(number, number + 1)["size"].tolist() == [FILLER_SIZE]:
             place, reason = self._place(queue, number), "the last entry is a filler"
-            yield Difference("queue_ends_in_filler", *place, reason)
+            yield finding("queue_ends_in_filler", *place, reason)
 
     def _spare(
         self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Finding]:
         first, stop = queue.min_offset, queue.max_offset
         ranges = [(first, stop)]
         if seen.messages:
             ranges = [(first, seen.first_offset), *seen.gaps, (seen.next_offset, stop)]
-        has_entry = self._has_entry if seen.messages else None
-        spare = SpareEntries(self.layout, queue, log_end, lost, has_entry)
+        spare = SpareEntries(self.layout, queue, log_end, lost)
         begin = seen.first_offset if seen.messages else stop
         for group in spare.check([(max(first, a), min(b, stop)) for a, b in ranges], begin):
             yield self._difference(queue, group)
-        yield from spare.harmed()
         self.entries += spare.entries
 
     def _is_deleted(self, topic: str, stored: int) -> bool:
@@ -468,12 +437,12 @@ class QueuesAudit:
             # The check of the configuration files reports an invalid file.
             return (), 0
 
-    def _missing(self, key: QueueKey, reason: str, *, is_explained: bool) -> Iterator[Difference]:
+    def _missing(self, key: QueueKey, reason: str, *, is_explained: bool) -> Iterator[Finding]:
         # If a topic's name cannot be a folder name, the dispatcher makes no queue for it.
         is_explained = is_explained or queue_name_fault(key[0]) is not None
         if not self._others.has_rocksdb:
             place = self._folder(key)
-            yield Difference("queue_missing", place, 0, reason, is_explained=is_explained)
+            yield finding("queue_missing", place, 0, reason, is_explained=is_explained)
 
     @cached_property
     def _others(self) -> OtherQueues:
@@ -489,12 +458,5 @@ class QueuesAudit:
         folder = self._folder(queue.key)
         return f"{folder}/{base:0{NAME_DIGITS}d}", offset * UNIT_SIZE - base
 
-    def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
+    def _difference(self, queue: Queue, group: EntryGroup) -> Finding:
         return group.at(*self._place(queue, group.number), UNIT_SIZE)
-
-
-def _entry_of(values: dict[str, Any], at: int) -> tuple[int, Units]:
-    entry = units_of(
-        *(values[name][at : at + 1] for name in ("physical_offset", "size", "tags_code"))
-    )
-    return int(values["queue_offset"][at]), entry

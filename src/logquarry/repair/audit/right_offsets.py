@@ -37,6 +37,8 @@ again, and a gap means that messages were lost.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -50,9 +52,10 @@ from logquarry.repair.audit.differences import (
     MOST_MOVED,
     SMALL_GAP,
     TagsRule,
+    count_same,
     same_entries,
 )
-from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
+from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET, falls
 
 _MOST_SEARCHES: Final = 64
 """Maximum number of searches through the whole queue. Only a hostile log needs more."""
@@ -183,7 +186,7 @@ class RightOffsets(ABC):
         place = entries["physical_offset"][0]
         for start, there in self._disk.runs(0, self._had):
             for at in np.flatnonzero(there["physical_offset"] == place).tolist():
-                if self._same(there[at : at + 1], entries):
+                if same_entries(there[at : at + 1], entries, self._tags)[0]:
                     return int(start + at)
         return None
 
@@ -240,20 +243,7 @@ class RightOffsets(ABC):
 
     def _is_queued(self, offset: int, entries: Units) -> bool:
         """Whether the queue has these entries at an offset."""
-        if self._disk is None:
-            return False
-        at, stop = offset, offset + len(entries)
-        for start, there in self._disk.runs(offset, min(stop, self._had)):
-            if start != at or self._same(there, entries[at - offset :][: len(there)]) < len(there):
-                return False
-            at += len(there)
-        return at == stop
-
-    def _same(self, there: Units, wanted: Units) -> int:
-        if there.tobytes() == wanted.tobytes():
-            return len(there)
-        same = same_entries(there, wanted, self._tags)
-        return len(there) if same.all() else int(np.argmin(same))
+        return count_same(self._disk, offset, entries, self._tags) == len(entries)
 
 
 # ----------------------------------------------------------------------------------- batch queues
@@ -349,3 +339,15 @@ def _right_base(own: int, count: int, expected: int | None, following: int | Non
         return expected
     # A topic that was created again begins at 0, or later if its first messages are lost.
     return expected if own and (following is None or following <= own) else own
+
+
+def epochs(entries: BatchEntries, expected: int) -> Iterator[tuple[bool, BatchEntries]]:
+    """Cut the entries of a batch queue where a queue offset does not increase: the topic was
+    created again there. Yield whether this is so for each part, and the part. ``expected`` is the
+    queue offset after the previous message.
+    """
+    starts = entries["base"].astype(np.int64)
+    cuts = falls(starts, starts + entries["count"], expected)
+    for at, stop in pairwise([0, *cuts, len(entries)]):
+        if at < stop:
+            yield at in cuts, entries[at:stop]

@@ -19,6 +19,7 @@ from logquarry.errors import UnreadableFile
 from logquarry.format import java, timer
 from logquarry.format.arrays import Records
 from logquarry.format.frame import Frame
+from logquarry.format.queue_entry import QueueEntry
 from logquarry.format.timer import TimerCheck
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CONFIG, NAME_DIGITS, is_offset_name
@@ -34,14 +35,14 @@ from logquarry.read.timers import (
     timers_of,
     used_slots,
 )
-from logquarry.repair.audit.differences import Difference
+from logquarry.repair.findings import Finding, finding
 
 _ENTRY: Final = timer.ENTRY.dtype()
 _MOST: Final = 100
 """Maximum number of faults to report for each kind."""
 
 
-def timer_faults(layout: StoreLayout) -> Iterator[Difference]:
+def timer_faults(layout: StoreLayout) -> Iterator[Finding]:
     """Yield the faults of wheel, timer log and ``timercheck``."""
     names = {entry.name for entry in layout.filesystem.list("")}
     try:
@@ -50,7 +51,7 @@ def timer_faults(layout: StoreLayout) -> Iterator[Difference]:
         # Another check of verify reports the unreadable bytes.
         return
     except ValueError as error:
-        yield Difference("timer_check_wrong", CHECK, 0, str(error))
+        yield finding("timer_check_wrong", CHECK, 0, str(error))
         return
     if not layout.filesystem.exists(CHECK):
         # Without ``timercheck``, the broker reads the timer queue from its start. So the other
@@ -61,7 +62,7 @@ def timer_faults(layout: StoreLayout) -> Iterator[Difference]:
     end = 0 if queue is None else queue.max_offset
     if check.enqueued > end:
         reason = f"its queue offset is {check.enqueued}, and the queue ends at {end}"
-        yield Difference("timer_check_ahead", CHECK, 0, reason)
+        yield finding("timer_check_ahead", CHECK, 0, reason)
     found = timers_of(layout, check)
     if names.isdisjoint((timer.WHEEL, timer.LOG)) and not found.waiting:
         return
@@ -105,17 +106,19 @@ class _Wheel:
     def _read_end(self) -> None:
         """Apply the last entries of the timer log to the wheel again, as the broker does."""
         begin = max(0, self._check.log_end - self._size)
-        starts = [base for base in self._files if base <= begin][-1:] or list(self._files)[:1]
+        first = max((base for base in self._files if base <= begin), default=0)
         for base, entries in self._files.items():
-            if not starts or base < starts[0]:
+            if base < first:
                 continue
             sound = (entries["size"] == _ENTRY.itemsize) & (entries["magic"] & ~0xF == 0)
-            count = len(entries) if sound.all() else int(np.argmin(sound))
-            for number in range(count):
-                one = entries[number]
-                time = int(one["write_time"]) + int(one["delay"])
-                self._last[time - time % self._step] = base + number * _ENTRY.itemsize
-                self._end = int(one["physical_offset"]), int(one["frame_size"])
+            some = entries if sound.all() else entries[: int(np.argmin(sound))]
+            times = some["write_time"].astype(np.int64) + some["delay"]
+            places = base + np.arange(len(some)) * _ENTRY.itemsize
+            self._last.update(
+                zip((times - times % self._step).tolist(), places.tolist(), strict=True)
+            )
+            if len(some):
+                self._end = int(some["physical_offset"][-1]), int(some["frame_size"][-1])
 
     @property
     def enqueued(self) -> int:
@@ -125,13 +128,11 @@ class _Wheel:
         return min(last.queue_offset + 1, self._check.enqueued)
 
     def _message(self, offset: int, size: int) -> Frame | None:
-        found = self._log.outcome_at(offset, check_crc=False)
-        if not isinstance(found, Frame) or found.topic != timer.TOPIC.encode():
-            return None
-        return found if found.size == size else None
+        found = self._log.frame_of(QueueEntry(offset, size, 0))
+        return found if found is not None and found.topic == timer.TOPIC.encode() else None
 
-    def faults(self, timers: Timers) -> Iterator[Difference]:
-        faults: list[Difference] = []
+    def faults(self, timers: Timers) -> Iterator[Finding]:
+        faults: list[Finding] = []
         reached: set[int] = set()
         for time, place in sorted(self._last.items()):
             if time >= self._check.read_time:
@@ -148,9 +149,9 @@ class _Wheel:
                 f"the message at physical offset {one.physical_offset} waits for slot "
                 f"{one.slot_time}, and is neither in the wheel nor ahead in the queue"
             )
-            yield Difference("timer_missing", timer.WHEEL, 0, reason)
+            yield finding("timer_missing", timer.WHEEL, 0, reason)
 
-    def _chain(self, time: int, place: int, reached: set[int]) -> Iterator[Difference]:
+    def _chain(self, time: int, place: int, reached: set[int]) -> Iterator[Finding]:
         while place != timer.NONE:
             base = place - place % self._size
             path = f"{timer.LOG}/{base:020d}"
@@ -159,25 +160,26 @@ class _Wheel:
             if entries is None or rest or number >= len(entries):
                 if not self._files or place >= min(self._files):
                     reason = f"slot {time} leads to position {place}, where no entry is"
-                    yield Difference("timer_entry_wrong", path, place - base, reason)
+                    yield finding("timer_entry_wrong", path, place - base, reason)
                 return
             one = entries[number]
             stated = int(one["write_time"]) + int(one["delay"])
             if one["size"] != _ENTRY.itemsize or stated - stated % self._step != time:
                 reason = f"the entry does not belong to slot {time}, which leads to it"
-                yield Difference("timer_entry_wrong", path, place - base, reason)
+                yield finding("timer_entry_wrong", path, place - base, reason)
                 return
             offset = int(one["physical_offset"])
             if self._message(offset, int(one["frame_size"])) is None:
                 is_expired = offset < self._layout.commit_log.start
                 what = "was deleted with its file" if is_expired else "is not there"
                 reason = f"the message at physical offset {offset} {what}"
-                yield Difference("timer_entry_wrong", path, place - base, reason, 0, is_expired)
+                at = place - base
+                yield finding("timer_entry_wrong", path, at, reason, is_explained=is_expired)
             reached.add(offset)
             previous = int(one["previous"])
             if previous >= place:
                 reason = f"its previous entry should be before it, but is given as {previous}"
-                yield Difference("timer_entry_wrong", path, place - base, reason)
+                yield finding("timer_entry_wrong", path, place - base, reason)
                 return
             place = previous
 
@@ -187,7 +189,8 @@ def mend_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int, asid
     Entries of expired messages are no fault. The queue of ``rmq_sys_wheel_timer`` must be complete.
     ``now`` is in milliseconds.
     """
-    if all(fault.is_explained for fault in timer_faults(layout)):
+    expired = "timer_entry_wrong", "note"
+    if all((fault.kind, fault.severity) == expired for fault in timer_faults(layout)):
         return False
     check = check_or_none(layout)
     write_timer_files(

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from logquarry.format.index import IndexHeader, IndexShape
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
-from logquarry.log.splits import STRETCH_BYTES, StretchReader
+from logquarry.log.splits import STRETCH_BYTES, Stretch, StretchReader
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import has_message
@@ -44,37 +45,26 @@ _MOST_READ: Final = 1 << 18
 """Maximum number of frames to read in the search for harmed queue ids."""
 
 
-@dataclass(slots=True)
-class FoundRun:
+@dataclass
+class FoundRun(Stretch):
     """A part of the log with only valid frames. Call the object with frames to add their facts.
 
     Attributes:
-        start: physical offset of the first byte; set after the frames are added, like ``end``.
-        first_time: store time of the first frame in milliseconds.
         queues: queue -> the queue offsets of its messages, in the log's order, as ranges (start,
             stop). The value is None if there are too many ranges.
     """
 
-    config: StoreConfig
-    start: int = 0
-    end: int = 0
-    count: int = 0
-    first_time: int = 0
-    last_time: int = 0
+    config: StoreConfig = field(kw_only=True)
     queues: dict[QueueKey, Segments | None] = field(default_factory=dict)
     keys: int = 0
     ends_with_key: bool = False
 
     def __call__(self, window: Window, followed: Followed) -> None:
         """Add the next frames."""
-        times = followed.requests.store_timestamp
-        if not self.count:
-            self.first_time = int(times[0])
-        self.last_time = int(times[-1])
-        self.count += len(times)
+        super().__call__(window, followed)
         self.keys += len(followed.key_hashes)
         numbers = followed.key_numbers
-        self.ends_with_key = len(numbers) > 0 and int(numbers[-1]) == len(times) - 1
+        self.ends_with_key = len(numbers) > 0 and int(numbers[-1]) == len(followed.rows) - 1
         for key, part in parts_with_copies(window, followed, self.config).items():
             offsets = part.offsets
             self.queues[key] = _joined(
@@ -110,11 +100,24 @@ def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -
     """Return the runs between two physical offsets of one file."""
     reader = StretchReader(layout, keys=layout.config.index_keys)
     found: list[FoundRun] = []
-    for stretch, run in reader.read_all(start, stop, STRETCH_BYTES, lambda: FoundRun(config)):
-        run.start, run.end = stretch.start, stretch.end
+    make = partial(FoundRun, config=config)
+    for run in reader.read_all(start, stop, STRETCH_BYTES, make):
         if not (found and found[-1].join(run)):
             found.append(run)
     return found
+
+
+class _Taken(Stretch, Generic[T]):
+    """Collects what ``take`` returns for the frames of a run."""
+
+    def __init__(self, take: Callable[[Window, Followed], T]) -> None:
+        super().__init__()
+        self.items: list[T] = []
+        self._take = take
+
+    def __call__(self, window: Window, followed: Followed) -> None:
+        super().__call__(window, followed)
+        self.items.append(self._take(window, followed))
 
 
 def _again(
@@ -124,19 +127,14 @@ def _again(
 ) -> Iterator[T]:
     """Read runs again, without CRC checks, and yield what ``take`` returns for their frames."""
     reader = StretchReader(layout, check_crc=False, keys=layout.config.index_keys)
-    taken: list[T] = []
     for start, end in spans:
         at = start
         while at < end:
             upto = min(at + STRETCH_BYTES, end)
-            found = reader.read(
-                *(at, upto, lambda window, followed: taken.append(take(window, followed))),
-                resync=False,
-            )
-            if found is None:
+            found = _Taken(take)
+            if not reader.read(at, upto, found, resync=False):
                 raise CorruptFrame(layout.root, at, "the log was changed while it was read")
-            yield from taken
-            taken.clear()
+            yield from found.items
             at = found.end
 
 
@@ -334,7 +332,7 @@ def find_harmed(
                 found = log.sound_frame_at(int(places[at]), check_crc=False)
                 if found is not None and found.queue_offset == offset + at:
                     spans[found.physical_offset] = found.physical_offset + found.size
-    ids = HarmedIds(layout, old, is_3_1=config.is_3_1)
+    ids = HarmedIds(layout, old, old.get, is_3_1=config.is_3_1)
     touched: set[QueueKey] = set()
     for entries in read_entries(layout, config, sorted(spans.items())):
         count = len(ids.found)

@@ -312,7 +312,7 @@ class _Rebuild:
             batch = BatchFiles(self.disk, folder, config.batch_queue_file_size)
         log, likely_end, found = self._audit(layout, queue_size, is_live=report.is_live)
         old = {} if report.is_live else found
-        ids = HarmedIds(layout, found, is_3_1=config.is_3_1)
+        ids = HarmedIds(layout, found, found.get, is_3_1=config.is_3_1)
         job = BuildJob(
             layout=layout,
             config=config,

@@ -356,7 +356,7 @@ def _check_queues(
         return
     known = known_damage(layout)
     there = {queue.key: queue for queue in queues}
-    ids = HarmedIds(layout, there, is_3_1=config.is_3_1)
+    ids = HarmedIds(layout, there, there.get, is_3_1=config.is_3_1)
     audits = QueueAudits(there, config, known, ids=ids)
     # Read only up to ``stop``: the caller has already checked the bytes after it.
     reader = LogReader(layout, bound=stop, check_crc=config.check_crc_on_recover)

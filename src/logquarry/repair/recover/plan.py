@@ -330,7 +330,7 @@ def plan_index(
         fault: str | None = "a file before it is set aside"
         if not aside:
             unreadable = file.fault(0, entry.size)
-            fault = file_fault(data, entry.size, shape, log_end)
+            fault = file_fault(file, entry.size, shape, log_end)
             fault = fault if unreadable is None else unreadable.words
         if fault is None:
             header = index.decode_header(data)

@@ -23,7 +23,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import LogFolders
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.readable import rereads
-from logquarry.log.splits import STRETCH_BYTES
+from logquarry.log.splits import STRETCH_BYTES, stretches_ahead
 from logquarry.log.store_files import (
     BATCH_QUEUE,
     CHECKPOINT,
@@ -51,7 +51,7 @@ from logquarry.repair.audit.expired_queues import end_words, stand_in
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.harmed_ids import HarmedIds
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, torn_end
-from logquarry.repair.audit.runs import EntryFacts, runs_ahead
+from logquarry.repair.audit.runs import EntryFacts
 from logquarry.repair.rebuild.build import folder_to_recover, why_replaced
 from logquarry.repair.rebuild.other_queues import why_not_built
 from logquarry.repair.recover.loss import LossSearch
@@ -172,14 +172,16 @@ class _Planner:
         is_3_1 = keeps_transactions(layout, config)
         transactions = TransactionCheck() if is_3_1 else None
         noted = load_kept(quarantine(Path(layout.root)) / KEPT_ENTRIES)
-        ids = HarmedIds(layout, self._queues, noted, is_3_1=is_3_1 or config.is_3_1)
+        ids = HarmedIds(
+            *(layout, self._queues, self._queues.get, noted), is_3_1=is_3_1 or config.is_3_1
+        )
         audits = QueueAudits(
             *(self._queues, config, damage, transactions), mends=self._mends, ids=ids
         )
         pieces: list[tuple[int, int]] = []
         likely_end = bounds.likely_end or layout.commit_log.end
         facts = partial(EntryFacts, config, with_transactions=is_3_1)
-        with closing(runs_ahead(layout, stretch_bytes, facts)) as guesses:
+        with closing(stretches_ahead(layout, stretch_bytes, facts)) as guesses:
             for run in log.guided_runs(guesses):
                 audits.take(run)
                 if progress is not None:
