@@ -197,7 +197,9 @@ class Disk:
         with self.refusing(path):
             descriptor = self.open(path, create=True, exclusive=True)
         try:
-            self.allocate(descriptor, size)
+            if size:
+                # ``fallocate`` refuses a length of 0.
+                self.allocate(descriptor, size)
         except OSError as error:
             # If the disk is full (ENOSPC), ext4 has already allocated some of the file's blocks.
             self._discard(descriptor, path)

@@ -285,7 +285,9 @@ def require_stated_size(layout: StoreLayout) -> None:
     stated, files = layout.config.mapped_file_size_commit_log, layout.commit_log.files
     if stated is None or fits_files(stated, [files]):
         return
-    if shown_sizes([files]) or any(_has_message_behind(layout, file, stated) for file in files):
+    if shown_sizes([files]) or any(
+        message_behind(layout, file, stated) is not None for file in files
+    ):
         raise UsageError(
             f"{layout.log_path(-1)}: its files have {size_of(files)} bytes, "
             f"but mappedFileSizeCommitLog in the configuration is {stated}: leave the setting "
@@ -293,20 +295,22 @@ def require_stated_size(layout: StoreLayout) -> None:
         )
 
 
-def _has_message_behind(layout: StoreLayout, file: StoreFile, size: int) -> bool:
-    """Whether a log file has a message that begins or ends after its first ``size`` bytes."""
+def message_behind(layout: StoreLayout, file: StoreFile, size: int) -> int | None:
+    """Return the position in a log file of a message that begins or ends after the file's first
+    ``size`` bytes; None if there is none.
+    """
     if file.size <= size:
-        return False
+        return None
     view = layout.open_file(file.path)
     stop = min(view.size, java.INT_MAX)
     data = view.window(0, stop)[:stop]
     window = codec.Window.of(data, file.base, stop)
-    for start in (size, 0):
+    for start in (view.next_data(size), 0):
         position, code = codec.find_frame(window, start, stop, check_crc=True)
         end = position + int.from_bytes(data[position : position + 4], "big")
         if code == REACHED_STOP and end > size:
-            return True
-    return False
+            return position
+    return None
 
 
 def require_log(layout: StoreLayout) -> None:

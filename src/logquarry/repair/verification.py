@@ -221,7 +221,7 @@ class _Verification:
         """Report log files that have other messages than the queues point to."""
         if self.live or not self.report.by_kind.keys() & _OF_REPLACED:
             return
-        frames = LossSearch(self.layout, end=end, damage=self.damage).replaced_frames()
+        frames = LossSearch(self.layout, end=end, damage=self.damage).replaced
         self.replaced = LostMessages(int(frames[:, 2].sum()), int(frames[:, 1].sum()))
         for path, places, reason in replaced_files(self.layout, frames):
             self.report.add(MISSING_FILE, path, int(places[0]), reason)

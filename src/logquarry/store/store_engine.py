@@ -260,7 +260,7 @@ class StoreEngine:
             )
         if found.recovered is not None:
             self._dispatched_timestamp = found.recovered.dispatched_timestamp
-            self.files.checkpoint.offsets = found.recovered.plan.offsets
+            self.files.checkpoint.offsets = found.recovered.offsets
 
     def _next_offsets(self, found: open_check.StoreFound) -> dict[QueueKey, int]:
         """Return the next queue offset of each queue, from which the log's writer continues."""
@@ -269,7 +269,7 @@ class StoreEngine:
         levels = range(len(self.config.delay_levels_ms))
         offsets = {(props.SCHEDULE_TOPIC, level): 0 for level in levels}
         offsets |= self.queues.next_offsets()
-        if found.recovered is not None and not found.recovered.plan.rules.is_5:
+        if found.recovered is not None and not found.recovered.rules.is_5:
             # QUIRK: like RocketMQ 4.9, let the queues of multi-dispatch start at 0 again after a
             # recovery.
             offsets = {key: offsets[key] for key in offsets if not is_lmq(key[0], self.config)}

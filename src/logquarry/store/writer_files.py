@@ -62,7 +62,6 @@ class StoreFiles:
         self.config = config = found.config
         self.keeps_tails = found.keeps_tails
         self.frees_room = False
-        self._recovered = found.recovered
         with ExitStack() as opened:
             for name in (found.log_folders.paths[0], names.CONSUME_QUEUE, names.INDEX):
                 disk.make_folders(root / name)
@@ -150,8 +149,6 @@ class StoreFiles:
         if self.topics is not None:
             # Sync the topics first: a broker serves a queue only if its topic is in the table.
             yield self.topics
-        if self._recovered is not None:
-            yield self._recovered.written
         yield from self.queues
         if self.transactions is not None:
             yield self.transactions

@@ -287,7 +287,10 @@ def _build(job: BuildJob, progress: Progress | None) -> Built:
         for run in ahead(log.runs()):
             for window, found in follow_run(follower, run):
                 if index is not None:
-                    index.add(found)
+                    index.put(
+                        *(found.requests.physical_offset, found.requests.store_timestamp),
+                        *(found.key_hashes, found.key_numbers),
+                    )
                 if queues is not None:
                     parts = dict(job.place(parts_with_copies(window, found, job.config)))
                     for key in [key for key, part in parts.items() if is_batch(part.units)]:
@@ -308,7 +311,7 @@ def _build(job: BuildJob, progress: Progress | None) -> Built:
             index.finish()
     finally:
         if index is not None:
-            index.close()
+            index.end()
     return Built(queues) if index is None else Built(queues, index.files, index.keys)
 
 

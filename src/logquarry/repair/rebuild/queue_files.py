@@ -19,7 +19,6 @@ from logquarry.format import queue_entry
 from logquarry.format.arrays import Int64, consecutive
 from logquarry.format.index import IndexShape
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.log.follow import Followed
 from logquarry.log.store_files import NAME_DIGITS
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units
@@ -304,20 +303,11 @@ class QueueFiles(EntryFiles):
         self._write_bytes(key, offset * UNIT_SIZE, data)
 
     def _cut_files(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
-        begin = queue.begin(self._room)
-        for base in range(begin, queue.written, self._room):
-            path = self._path(key, base * UNIT_SIZE)
-            if base >= offset:
-                self._disk.remove(path)
-            elif base + self._room > offset:
-                position = (offset - base) * UNIT_SIZE
-                with self._disk.refusing(path):
-                    descriptor = self._disk.open(path)
-                    try:
-                        zeros = bytes(self._file_size - position)
-                        self._disk.write_all(descriptor, zeros, position)
-                    finally:
-                        self._disk.close(descriptor)
+        room, rest = self._room, -offset % self._room
+        for base in range(offset + rest, queue.written, room):
+            self._disk.remove(self._path(key, base * UNIT_SIZE))
+        if rest:
+            self._write_at(key, offset, bytes(rest * UNIT_SIZE))
 
     def paths(self) -> Iterator[Path]:
         """Yield the paths of the files, queue by queue."""
@@ -380,9 +370,9 @@ class KeyThread:
         self._thread.shutdown(cancel_futures=True)
 
 
-class IndexFiles:
+class IndexFiles(KeyThread):
     """Builds the index of a store, in a second thread. ``files`` and ``keys`` are the numbers of
-    complete files and of their keys; :meth:`finish` adds the last file.
+    complete files and of their keys; :meth:`finish` completes the last file.
     """
 
     def __init__(
@@ -397,36 +387,24 @@ class IndexFiles:
         disk.make_folders(folder)
         self.files = 0
         self.keys = 0
-        self._writer = IndexWriter(
-            *(disk, folder, shape), clock=clock, filled=self._filled, counts_keys=counts_keys
+        writer = IndexWriter(
+            *(disk, folder, shape), clock=clock, filled=self._complete, counts_keys=counts_keys
         )
-        self._thread = KeyThread(self._writer, _MOST_WAITING)
+        super().__init__(writer, _MOST_WAITING)
 
-    def add(self, run: Followed) -> None:
-        """Add the keys of the next frames. Raises StoreUnavailable if the disk has failed."""
-        requests = run.requests
-        self._thread.put(
-            *(requests.physical_offset, requests.store_timestamp),
-            *(run.key_hashes, run.key_numbers),
-        )
-
-    def _filled(self, file: IndexFileWriter) -> None:
+    def _complete(self, file: IndexFileWriter) -> None:
         file.flush()
-        self._count(file)
-        file.file.close()
-
-    def _count(self, file: IndexFileWriter) -> None:
         self.files += 1
         self.keys += file.header.entry_count - 1
+        file.file.close()
 
     def finish(self) -> None:
         """Wait until all keys are in the index, and sync the last file."""
-        self._thread.wait()
+        self.wait()
         if self._writer.last is not None:
-            self._writer.last.flush()
-            self._count(self._writer.last)
+            self._complete(self._writer.last)
 
-    def close(self) -> None:
-        """End the thread; drop the keys that still wait."""
-        self._thread.end()
+    def end(self) -> None:
+        """See :meth:`KeyThread.end`. Also close the last file."""
+        super().end()
         self._writer.close()

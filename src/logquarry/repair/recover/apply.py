@@ -15,8 +15,11 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Final
+
+import numpy as np
 
 from logquarry.dialect31.state_table import make_units
 from logquarry.disk.disk import Disk, free_path
@@ -58,7 +61,6 @@ from logquarry.repair.recover.plan import (
     QueuePlan,
     Step,
     StepKind,
-    kept_entries,
     load_kept,
     save_kept,
 )
@@ -255,24 +257,25 @@ class _Work:
         noted = load_kept(self._kept_path)
 
         def is_kept(entry: QueueEntry) -> bool:
-            return entry.physical_offset in ids or names_damage(entry, damage)
+            return not entry.is_filler and (
+                entry.physical_offset in ids or names_damage(entry, damage)
+            )
 
         for queue in self._plan.queues:
             if queue.resume_at is None:
                 continue
-            kept: dict[int, bytes] = {}
-            if damage or ids:
-                kept = {
-                    offset: queue_entry.encode(entry)
-                    for offset, entry in noted.get(queue.key, {}).items()
-                    if queue.keep_until <= offset < queue.end and is_kept(entry)
-                }
             form = queue_form(self._config, queue.key[0])
+            entries: Iterable[tuple[int, QueueEntry]] = noted.get(queue.key, {}).items()
             has_fillers = form.root == CONSUME_QUEUE
             if has_fillers and (damage or ids) and queue.had_until > queue.keep_until:
                 start = self._plan.log_start
                 disk = ConsumeQueue(layout, *queue.key, log_min_offset=start, files=files)
-                kept |= kept_entries(disk, queue.keep_until, queue.end, is_kept)
+                entries = chain(entries, disk.entries(queue.keep_until, queue.end))
+            kept = {
+                offset: queue_entry.encode(entry)
+                for offset, entry in entries
+                if queue.keep_until <= offset < queue.end and is_kept(entry)
+            }
             aside = quarantine(self._root, form.root, queue.key[0], str(queue.key[1]))
             self._mendings[queue.key] = Mending(
                 queue.resume_at, kept, aside, queue.moved, max(MOST_GAP, queue.largest_gap)
@@ -393,36 +396,43 @@ class _Work:
         self, log: MappedFileQueue, queues: QueueTable, index: IndexKeeper | None
     ) -> None:
         plan = self._plan
-        queues_from = min((found.resume_at for found in self._mendings.values()), default=None)
-        rest = None if index is None else KeyThread(index.writer)
-        index_from = None if plan.index is None or index is None else plan.index.built_from
-        there = 0 if plan.index is None else plan.index.keys_there
+        starts = [found.resume_at for found in self._mendings.values()]
+        keys, index_from, there = None, plan.log_end, 0
+        if index is not None and plan.index is not None:
+            keys = KeyThread(index.writer)
+            index_from, there = plan.index.built_from, plan.index.keys_there
+        start = min([index_from, *starts])
 
         def put_keys(offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
-            assert rest is not None
-            if there and len(numbers) and offsets[numbers[0]] == index_from:
+            assert keys is not None
+            first = int(np.searchsorted(offsets, index_from))
+            if first == len(offsets):
+                return
+            key = int(np.searchsorted(numbers, first))
+            if key < len(numbers) and offsets[numbers[key]] == index_from:
                 # The index has some keys of its last message already.
-                hashes, numbers = hashes[there:], numbers[there:]
-            rest.put(offsets, times, hashes, numbers)
+                key += there
+            keys.put(offsets[first:], times[first:], hashes[key:], numbers[key:] - first)
 
         def writer_of(key: QueueKey) -> ConsumeQueueWriter | None:
             return queues.writer(key) if key in self._mendings else None
 
         try:
-            for start, stop in plan.pieces:
-                for begin, end, with_index in _ranges(start, stop, queues_from, index_from):
-                    dispatcher = Dispatcher(
-                        *(log, writer_of, put_keys if with_index else None, self._config),
-                        start=begin,
-                        dispatched=self._dispatched,
-                        place=partial(placed, found=plan.harmed_ids),
-                    )
-                    dispatcher.dispatch_piece(begin, end)
-            if rest is not None:
-                rest.wait()
+            for begin, end in plan.pieces:
+                if end <= start:
+                    continue
+                dispatcher = Dispatcher(
+                    *(log, writer_of, None if keys is None else put_keys, self._config),
+                    start=max(begin, start),
+                    dispatched=self._dispatched,
+                    place=partial(placed, found=plan.harmed_ids),
+                )
+                dispatcher.dispatch_piece(max(begin, start), end)
+            if keys is not None:
+                keys.wait()
         finally:
-            if rest is not None:
-                rest.end()
+            if keys is not None:
+                keys.end()
         if index is not None:
             index.guard()
 
@@ -466,17 +476,3 @@ def _rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
         made = free_path(target.with_name(f"{target.name}{RENAMING}"))
         disk.move(path, made)
         left[made] = left.pop(path)
-
-
-def _ranges(
-    start: int, stop: int, queues_from: int | None, index_from: int | None
-) -> list[tuple[int, int, bool]]:
-    """Return (start, end, whether the index needs the keys) for the parts to dispatch."""
-    queues_at = stop if queues_from is None else min(max(start, queues_from), stop)
-    index_at = stop if index_from is None else min(max(start, index_from), stop)
-    found = []
-    if queues_at < index_at:
-        found.append((queues_at, index_at, False))
-    if index_at < stop:
-        found.append((index_at, stop, True))
-    return found

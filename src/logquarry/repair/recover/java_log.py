@@ -8,8 +8,7 @@ skips unreadable bytes. Java also accepts some frames that logquarry's compiled 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ from logquarry.config import IndexKeys
 from logquarry.format import frame, java
 from logquarry.format.arrays import POSITION
 from logquarry.format.checkpoint import Checkpoint, Offsets
+from logquarry.log.batches import ahead
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed, Follower
 from logquarry.repair.recover.java_dispatch import (
@@ -35,7 +35,10 @@ _MOST_BYTES: Final = 8 << 20
 _GRACE_MS: Final = 3_000
 
 AfterRun = Callable[[], None]
-_Found = tuple[Followed | None, int, Window]
+_Step = tuple[int, int, Window, Followed | JavaVerdict]
+"""A run of the log, or the result of Java's check at a place at which no run begins: first and next
+position in the file, the window at the first position, and the run or the result.
+"""
 
 
 @dataclass(eq=False)
@@ -162,40 +165,63 @@ class JavaLog:
         # QUIRK: 4.9 reads the delay levels only after its recovery. So it writes the hash of the
         # tags into the entry of a delayed message, and not the delivery time.
         levels = self.levels_ms if self.rules.is_5 else ()
-        index, at = start, 0
-        with _Runs(levels, check_crc=check_crc, keys=self.keys) as runs:
-            while True:
-                file = self.files[index]
-                data = self._view(file)
-                run, count, window = runs.at(file, data, at)
-                if run is not None:
-                    self.last_message = window.base + int(run.rows[-1, POSITION])
-                    if dispatch is not None and known < window.base:
-                        dispatch.run(window, run, levels)
-                        self.after_run()
-                    elif dispatch is not None and known < self.last_message:
-                        for position in run.rows[:, POSITION].tolist():
-                            found = self._ask(file, data, at + position, levels, check_crc=False)
-                            # QUIRK: RocketMQ skips a message that begins exactly at ``known``.
-                            if found.request is not None and window.base + position > known:
-                                dispatch.one(found.request)
-                    at += count
-                    continue
-                verdict = self._ask(file, data, at, levels, check_crc=check_crc)
-                if verdict.request is not None:
-                    self.last_message = file.base + at
-                    if dispatch is not None and verdict.request.physical_offset > known:
-                        dispatch.one(verdict.request)
-                    at += verdict.size
-                elif not verdict.is_success:
-                    self.stopped_by = _stop_reason(window, check_crc)
-                    return file.base + at
-                else:
-                    index += 1
-                    if index == len(self.files):
-                        self.stopped_by = "a blank, and no file after it"
+        at = 0
+        for file in self.files[start:]:
+            data = self._view(file)
+            for at, _, window, found in ahead(
+                self._steps(file, data, 0, levels, check_crc=check_crc)
+            ):
+                if isinstance(found, JavaVerdict):
+                    if found.request is not None:
+                        self.last_message = file.base + at
+                        if dispatch is not None and found.request.physical_offset > known:
+                            dispatch.one(found.request)
+                    elif not found.is_success:
+                        self.stopped_by = _stop_reason(window, check_crc)
                         return file.base + at
-                    at = 0
+                    continue
+                self.last_message = window.base + int(found.rows[-1, POSITION])
+                if dispatch is not None and known < window.base:
+                    dispatch.run(window, found, levels)
+                    self.after_run()
+                elif dispatch is not None and known < self.last_message:
+                    for position in found.rows[:, POSITION].tolist():
+                        one = self._ask(file, data, at + position, levels, check_crc=False)
+                        # QUIRK: RocketMQ skips a message that begins exactly at ``known``.
+                        if one.request is not None and window.base + position > known:
+                            dispatch.one(one.request)
+        self.stopped_by = "a blank, and no file after it"
+        return file.base + at
+
+    def _steps(
+        self,
+        file: JavaFile,
+        data: memoryview,
+        at: int,
+        levels_ms: tuple[int, ...],
+        *,
+        check_crc: bool,
+        read_body: bool = True,
+    ) -> Iterator[_Step]:
+        """Yield the runs and other messages of a file from position ``at`` on. The last step is the
+        first place without a message. The last two results are valid.
+        """
+        size = 1
+        # Use two followers alternately: each overwrites its previous result.
+        followers = [
+            Follower(levels_ms, check_crc=check_crc, as_java=True, keys=self.keys) for _ in range(2)
+        ]
+        while size > 0:
+            followers.reverse()
+            window = Window.of(data[at:], file.base + at)
+            run, count, _ = followers[0].follow(window, min(window.length, _MOST_BYTES))
+            if run is not None:
+                yield at, at + count, window, run
+                at += count
+                continue
+            verdict = self._ask(file, data, at, levels_ms, check_crc=check_crc, read_body=read_body)
+            yield at, verdict.end, window, verdict
+            at, size = verdict.end, verdict.size
 
     def _ask(
         self,
@@ -239,11 +265,10 @@ class JavaLog:
         Raises JavaRefusal if RocketMQ would fail, or would wait without end.
         """
         offset = start
-        with _Runs(self.levels_ms, check_crc=False, keys=self.keys) as runs:
-            while offset < self.max_offset:
-                offset = self._dispatch_file(max(offset, self.min_offset), runs, dispatch)
+        while offset < self.max_offset:
+            offset = self._dispatch_file(max(offset, self.min_offset), dispatch)
 
-    def _dispatch_file(self, offset: int, runs: _Runs, dispatch: JavaDispatch) -> int:
+    def _dispatch_file(self, offset: int, dispatch: JavaDispatch) -> int:
         """Dispatch the messages of one file. Return the offset at which to continue.
 
         QUIRK: if the lengths of a frame's parts do not add up to TOTALSIZE, Java moves its buffer
@@ -256,73 +281,27 @@ class JavaLog:
                 f"RocketMQ would wait without end for a message at {offset}: there is "
                 "no file for it"
             )
-        at = offset - file.base
-        size = file.wrote - at
-        data = self._view(file)[: file.wrote]
-        read = 0
-        while read < size:
-            run, count, window = runs.at(file, data, at)
-            if run is not None:
-                dispatch.run(window, run, self.levels_ms)
+        start = offset - file.base
+        left = file.wrote - start
+        data, levels = self._view(file)[: file.wrote], self.levels_ms
+        steps = self._steps(file, data, start, levels, check_crc=False, read_body=False)
+        for at, after, window, found in ahead(steps):
+            if not isinstance(found, JavaVerdict):
+                dispatch.run(window, found, levels)
                 self.after_run()
-                at, read, offset = at + count, read + count, offset + count
-                continue
-            verdict = self._ask(file, data, at, self.levels_ms, check_crc=False, read_body=False)
-            if verdict.request is not None:
-                dispatch.one(verdict.request)
-                offset, read = offset + verdict.size, read + verdict.size
-            elif verdict.is_success:
+                offset, left = offset + after - at, left - (after - at)
+            elif found.request is not None:
+                dispatch.one(found.request)
+                offset, left = offset + found.size, left - found.size
+            elif found.is_success:
                 return offset + self.file_size - offset % self.file_size
-            elif verdict.size > 0:
-                offset += verdict.size
+            elif found.size > 0:
+                offset += found.size
             else:
-                return offset + size - read
-            at = verdict.end
+                return offset + left
+            if left <= 0:
+                break
         return offset
-
-
-class _Runs:
-    """Reads the runs of a log. While the caller dispatches one, a second thread reads the next."""
-
-    def __init__(self, levels_ms: tuple[int, ...], *, check_crc: bool, keys: IndexKeys) -> None:
-        # Use two followers alternately: each overwrites its previous result, which is still in use.
-        self._followers = [
-            Follower(levels_ms, check_crc=check_crc, as_java=True, keys=keys) for _ in range(2)
-        ]
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="recovery")
-        self._ahead: tuple[tuple[str, int, int], Future[_Found]] | None = None
-
-    def __enter__(self) -> _Runs:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
-
-    def at(self, file: JavaFile, data: memoryview, at: int) -> _Found:
-        """Return the run that begins at a position, its length in bytes, and its window. The run is
-        None if there is no valid frame. Use the result only until the next call.
-        """
-        asked = file.path, at, len(data)
-        if self._ahead is not None and self._ahead[0] == asked:
-            found = self._ahead[1].result()
-        else:
-            if self._ahead is not None:
-                # Wait until the thread has finished, because it uses one of the two followers.
-                self._ahead[1].result()
-            found = self._follow(file.base, data, at)
-        self._ahead = None
-        run, count, _ = found
-        after = at + count
-        if run is not None and after < len(data):
-            future = self._pool.submit(self._follow, file.base, data, after)
-            self._ahead = (file.path, after, len(data)), future
-        return found
-
-    def _follow(self, base: int, data: memoryview, at: int) -> _Found:
-        self._followers.reverse()
-        window = Window.of(data[at:], base + at)
-        run, count, _ = self._followers[0].follow(window, min(window.length, _MOST_BYTES))
-        return run, count, window
 
 
 def _stop_reason(window: Window, check_crc: bool) -> str | None:

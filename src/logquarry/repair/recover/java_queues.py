@@ -7,9 +7,6 @@ the files. As in Java, bytes after a queue's end stay in the files, and a queue 
 from __future__ import annotations
 
 import mmap
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -65,7 +62,9 @@ class Noted:
 
 
 class Applied:
-    """Makes all changes in the files. A file that Java would delete is moved to quarantine."""
+    """Makes all changes in the files. A file that Java would delete is moved to quarantine.
+    ``written`` has the paths of the files of queues and index that :meth:`sync` syncs.
+    """
 
     def __init__(self, root: Path, disk: Disk) -> None:
         self._root = root
@@ -133,46 +132,14 @@ class Applied:
         for path in list(self._open):
             self._release(path)
 
+    def sync(self) -> None:
+        """Sync the files in ``written``."""
+        for path in sorted(self.written):
+            with self._disk.writing(self._root / path):
+                pass
+
 
 Target = Noted | Applied
-
-
-class WrittenFiles:
-    """The files that :class:`Applied` has written and that are not synced yet."""
-
-    def __init__(self, root: Path, disk: Disk, paths: set[str]) -> None:
-        self._root = root
-        self._disk = disk
-        self._paths = set(paths)
-        # The flush thread and a call of flush by the user can be here at the same time.
-        self._flushing = threading.Lock()
-
-    def flush(self, least_pages: int = 0) -> None:
-        """Sync all files if ``least_pages`` is 0. Raise StoreUnavailable if a sync fails."""
-        if least_pages:
-            return
-        with self._flushing:
-            while self._paths:
-                path = next(iter(self._paths))
-                with self._opened(self._root / path) as descriptor:
-                    if descriptor is not None:
-                        self._disk.sync(descriptor, self._root / path)
-                self._paths.discard(path)
-
-    @contextmanager
-    def _opened(self, path: Path) -> Iterator[int | None]:
-        try:
-            descriptor = self._disk.open(path)
-        except FileNotFoundError:
-            # Retention has deleted the file since.
-            yield None
-            return
-        except OSError as error:
-            raise self._disk.refused(path, error) from error
-        try:
-            yield descriptor
-        finally:
-            self._disk.close(descriptor)
 
 
 def mapped(path: Path, remedy: str = "makes the file again") -> memoryview:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -152,6 +152,7 @@ class LossSearch:
         dropped: Mapping[QueueKey, int] | None = None,
     ) -> None:
         self._layout = layout
+        self._queues = all_queues(layout)
         self._dropped = dropped
         self._log = layout.commit_log
         self._end = max(end, self._log.start)
@@ -199,10 +200,10 @@ class LossSearch:
             needs_consent=is_missing or not (is_one or _is_small(certain, known)),
         )
 
-    def replaced_frames(self, queues: Sequence[Queue] | None = None) -> Frames:
-        """Return the lost frames of replaced log files, in the order of the log."""
-        queues = all_queues(self._layout) if queues is None else queues
-        files = ReplacedFiles(self._layout, queues, self._is_expected, self._known)
+    @cached_property
+    def replaced(self) -> Frames:
+        """The lost frames of replaced log files, in the order of the log."""
+        files = ReplacedFiles(self._layout, self._queues, self._is_expected, self._known)
         frames = files.frames(self._dropped)
         _, first = np.unique(frames[:, 0], return_index=True)
         return frames[first]
@@ -224,11 +225,8 @@ class LossSearch:
 
     def _lost(self) -> Frames:
         lowest = min([self._end, *(span.offset for span in self._damage)])
-        queues = all_queues(self._layout)
-        replaced = self.replaced_frames(queues)
-        self._replaced_places = replaced[:, 0]
-        found = [replaced]
-        for queue in queues:
+        found = [self.replaced]
+        for queue in self._queues:
             found += self._lost_of(queue, lowest)
         # Put the index last: the first of equal offsets is kept, and only queues have sizes.
         found.append(self._lost_of_index(lowest))
@@ -316,9 +314,9 @@ class LossSearch:
             more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
             return "; ".join(found[:_MOST_NAMED]) + more
         within = int(np.count_nonzero(lost[:, 0] < self._end))
-        replaced = len(self._replaced_places)
+        replaced = len(self.replaced)
         if replaced:
-            first = int(self._replaced_places.min())
+            first = int(self.replaced[0, 0])
             path = self._layout.log_path(first)
             words = f"{path} has other messages than the queues point to, from {first} on"
             if len(lost) > replaced:

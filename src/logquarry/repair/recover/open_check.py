@@ -47,8 +47,8 @@ from logquarry.repair.audit.log import are_stale_bytes
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.plan import RecoveryPlan
 from logquarry.repair.recover.rocketmq import (
+    RocketmqPlan,
     RocketmqRefuses,
-    RocketmqResult,
     plan_rocketmq,
     recover_as_rocketmq,
 )
@@ -87,8 +87,8 @@ class StoreFound:
         config: settings with all sizes.
         pieces: the undamaged parts of the log that are not dispatched yet, as (start, end).
         queue_ends: for each queue, the number of the first entry after its end.
-        recovered: the result of the recovery, if the store was just recovered in mode ``rocketmq``;
-            else None.
+        recovered: the plan that was carried out, if the store was just recovered in mode
+            ``rocketmq``; else None.
         transactions: state table and redo log of a store in the format of RocketMQ 3.1.
     """
 
@@ -96,7 +96,7 @@ class StoreFound:
     log_end: int
     pieces: tuple[tuple[int, int], ...]
     queue_ends: Mapping[QueueKey, int]
-    recovered: RocketmqResult | None = None
+    recovered: RocketmqPlan | None = None
     transactions: TransactionsFound = field(default_factory=TransactionsFound)
     log_folders: LogFolders = field(default_factory=LogFolders)
 
@@ -274,18 +274,17 @@ def recovered_store(
     is_clean = not abort.exists
     abort.make()
     try:
-        result = recover_as_rocketmq(root, config, disk, clock=clock, is_clean=is_clean)
+        plan = recover_as_rocketmq(root, config, disk, clock=clock, is_clean=is_clean)
     except RocketmqRefuses:
         if is_clean:
             abort.remove()
         raise
     # The file with the recorded damage describes the log before this recovery.
     disk.remove(root / store_files.DAMAGE)
-    plan = result.plan
     if not is_clean:
         # The next durable offset covers the whole log, which may not be synced.
         sync_files(disk, root, parts=())
-    return StoreFound(plan.config, plan.log_end, (), plan.queue_ends, recovered=result)
+    return StoreFound(plan.config, plan.log_end, (), plan.queue_ends, recovered=plan)
 
 
 def check_before_lock(root: Path, config: StoreConfig, accept_loss: int | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -20,7 +20,6 @@ from logquarry.log.store_files import INDEX
 from logquarry.log.walk import DamagedSpan
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import Queue
 from logquarry.repair.audit.differences import AuditedQueue
 from logquarry.repair.audit.index import entries_of_last, file_fault, sequence_fault
 from logquarry.repair.recover.loss import Loss
@@ -240,15 +239,6 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
         return QueuePlan(found.key, action, keep, had, keep, None, reason, bridges=bridges)
     moved, gap = found.moved, found.largest_gap
     return QueuePlan(found.key, action, keep, had, end, resume_at, reason, moved, gap)
-
-
-def kept_entries(
-    queue: Queue, start: int, stop: int, is_kept: Callable[[QueueEntry], bool]
-) -> Iterator[tuple[int, bytes]]:
-    """Yield queue offset and entry of each message in a range for which ``is_kept`` is true."""
-    for offset, entry in queue.entries(start, stop):
-        if not entry.is_filler and is_kept(entry):
-            yield offset, queue_entry.encode(entry)
 
 
 # Only entries show that a lost message, or a frame with a harmed queue id, belongs to a queue. So a

@@ -159,11 +159,8 @@ class ReplacedFiles:
         queue, offset = self._queues.get(key), frame.queue_offset
         if queue is None or offset < 0:
             return False
-        for _, units in queue.runs(offset, offset + 1):
-            unit = units[0]
-            if (unit["physical_offset"], unit["size"]) == (frame.physical_offset, frame.size):
-                return True
-        return False
+        wanted = frame.physical_offset, frame.size
+        return any(entry[:2] == wanted for _, entry in queue.entries(offset, offset + 1))
 
 
 def frames_of(units: Units, *, is_batch: bool) -> Frames:

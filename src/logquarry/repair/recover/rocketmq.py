@@ -38,7 +38,6 @@ from logquarry.repair.recover.java_queues import (
     JavaRefusal,
     Noted,
     Target,
-    WrittenFiles,
     refuse_unreadable,
 )
 from logquarry.repair.recover.loss import LossSearch, missing_files
@@ -61,6 +60,8 @@ class RocketmqPlan(RecoveryPlan):
         queue_ends: for each queue, the position of its end divided by the size of an entry.
         checkpoint: the checkpoint that RocketMQ would write at its shutdown.
         has_log: whether the log still has a file.
+        dispatched_timestamp: store time of the last message with a queue entry that the recovery
+            dispatched, in milliseconds; 0 if there is none.
     """
 
     config: StoreConfig
@@ -69,14 +70,6 @@ class RocketmqPlan(RecoveryPlan):
     checkpoint: Checkpoint
     offsets: Offsets
     has_log: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RocketmqResult:
-    """The plan that was carried out, and the files of queues and index that are not synced yet."""
-
-    plan: RocketmqPlan
-    written: WrittenFiles
     dispatched_timestamp: int
 
 
@@ -106,24 +99,24 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     # These files describe the log before the recovery; readers would still use them.
     disk.remove(root / store_files.DURABLE)
     disk.remove(root / store_files.DAMAGE)
-    result = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)
-    end = result.plan.log_end
+    loss = plan.loss
+    plan = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)
     sync_files(disk, root)
     file = CheckpointFile(disk, root / store_files.CHECKPOINT)
     try:
-        file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint
-        file.offsets = result.plan.offsets
-        if not result.plan.has_log:
+        file.physic_timestamp, file.logics_timestamp, _ = plan.checkpoint
+        file.offsets = plan.offsets
+        if not plan.has_log:
             # A time other than 0 would mean that the log has lost files.
             file.physic_timestamp = file.logics_timestamp = file.index_timestamp = 0
         file.flush()
-        if result.plan.has_log:
-            note_end(disk, root, end, result.plan.damage)
-            start = result.plan.log_start
-            DurableFile(disk, root / store_files.DURABLE, end, file.times, log_start=start).close()
+        if plan.has_log:
+            note_end(disk, root, plan.log_end, plan.damage)
+            path, start = root / store_files.DURABLE, plan.log_start
+            DurableFile(disk, path, plan.log_end, file.times, log_start=start).close()
     finally:
         file.close()
-    return dataclasses.replace(result.plan, loss=plan.loss)
+    return dataclasses.replace(plan, loss=loss)
 
 
 def recover_as_rocketmq(
@@ -133,8 +126,9 @@ def recover_as_rocketmq(
     *,
     clock: Clock | None = None,
     is_clean: bool | None = None,
-) -> RocketmqResult:
-    """Recover a store as RocketMQ does. The caller must hold the lock.
+) -> RocketmqPlan:
+    """Recover a store as RocketMQ does, sync the written files of queues and index, and return the
+    plan that was carried out. The caller must hold the lock.
 
     Raises:
         RocketmqRefuses: if RocketMQ would not start.
@@ -147,13 +141,12 @@ def recover_as_rocketmq(
         with none_lost(str(root)):
             plan = recovery.plan()
     finally:
-        last_index = recovery.last_index_path
         recovery.close()
         target.close()
     if plan.refused is not None:
         raise RocketmqRefuses(f"{root}: {plan.refused}")
-    written = target.written | ({last_index} if last_index else set())
-    return RocketmqResult(plan, WrittenFiles(root, disk, written), recovery.dispatched_timestamp)
+    target.sync()
+    return plan
 
 
 class RocketmqRefuses(StoreUnavailable):
@@ -225,11 +218,8 @@ class _Recovery:
             checkpoint=self._times,
             offsets=self._offsets,
             has_log=bool(self._log.files),
+            dispatched_timestamp=self._dispatch.store_timestamp or 0,
         )
-
-    @property
-    def dispatched_timestamp(self) -> int:
-        return self._dispatch.store_timestamp or 0
 
     def close(self) -> None:
         if self._keeper is not None:
@@ -279,7 +269,7 @@ class _Recovery:
         if start < log.max_offset:
             self._say(f"the messages from {start} on are in no queue: they are dispatched")
             log.dispatch_rest(start, self._dispatch)
-        self._after_run()
+        self._after_run(0)
         if self._dispatch.store_timestamp is not None:
             self._times = self._times._replace(logics_timestamp=self._dispatch.store_timestamp)
         if self._rules.is_5:
@@ -415,16 +405,13 @@ class _Recovery:
         )
         return self._keeper.writer
 
-    def _after_run(self) -> None:
-        """Sync the index files that are full. RocketMQ does this in a background thread."""
+    def _after_run(self, least_pages: int = 1) -> None:
+        """Sync the index files that are full. RocketMQ does this in a background thread. With
+        ``least_pages`` 0, also sync the last index file.
+        """
         if self._keeper is not None:
             self._keeper.guard()
-            self._keeper.flush(1)
-
-    @property
-    def last_index_path(self) -> str | None:
-        last = None if self._keeper is None else self._keeper.writer.last
-        return None if last is None else f"{store_files.INDEX}/{last.file.path.name}"
+            self._keeper.flush(least_pages)
 
     def _say(self, text: str) -> None:
         self._looked_at.append(text)

@@ -147,8 +147,8 @@ class _Planner:
         self._files = OpenFiles(layout)
         self._steps = Steps()
         self._words: list[str] = []
-        self._unusable: dict[QueueKey, str] = {}
-        self._replaced: dict[QueueKey, FileQueue] = {}
+        # The queues with unusable files, each with the reason.
+        self._unusable: dict[QueueKey, tuple[FileQueue, str]] = {}
         self._rocksdb = folder_to_recover(layout)
 
     def plan(self, progress: Progress | None, stretch_bytes: int) -> SafePlan:
@@ -355,15 +355,14 @@ class _Planner:
             files = sequence.files
             reason = queue_fault(files, form.file_size) or unreadable_file(files, self._files)
             if reason is not None:
-                self._unusable[key] = reason
-                self._replaced[key] = queue
+                self._unusable[key] = queue, reason
             self._queues[key] = queue if reason is None else None
 
     def _with_end(self, found: AuditedQueue) -> AuditedQueue:
         """Keep the end of a queue with unusable files if all its messages have expired."""
-        queue = self._replaced.get(found.key)
-        if found.end is not None or queue is None:
+        if found.end is not None or found.key not in self._unusable:
             return found
+        queue, _ = self._unusable[found.key]
         file_size = queue_form(self._config, queue.topic).file_size
         made = stand_in(queue, self._layout, self._files, file_size)
         if not made.is_sure:
@@ -398,7 +397,7 @@ class _Planner:
             folder, entry_size = f"{form.root}/{topic}/{queue_id}", form.entry_size
             unusable = self._unusable.get(queue.key)
             if unusable is not None:
-                self._steps.add(StepKind.SET_ASIDE, folder, unusable)
+                self._steps.add(StepKind.SET_ASIDE, folder, unusable[1])
             elif queue.action is QueueAction.REBUILD and queue.had_until:
                 self._steps.add(StepKind.SET_ASIDE, folder, queue.reason)
             elif queue.action is QueueAction.CUT:

@@ -21,15 +21,13 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.folders import NameGuard
 from logquarry.disk.log_files import log_paths
 from logquarry.errors import StoreUnavailable, reason_of
-from logquarry.format import frame, java
-from logquarry.format.arrays import REACHED_STOP
-from logquarry.log import codec, store_files
-from logquarry.log.codec import Window
+from logquarry.log import store_files
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_names import MOST_GAP
 from logquarry.log.readable import BLOCK
 from logquarry.log.store_files import FileSequence, StoreFile
-from logquarry.read.store_sizes import require_stated_size
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.store_sizes import message_behind, require_stated_size
 from logquarry.systems import folders_below
 
 REPORT: Final = "recovery.json"
@@ -269,13 +267,14 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
     # Right names have the most frequent remainder. If 0 is among the most frequent ones, use 0.
     start = max(names, key=lambda rest: (names[rest], not rest), default=0)
     last: StoreFile | None = None
+    log = CommitLog(layout)
     for file in files.files:
         fits = file.base % size == start
         is_far = last is not None and file.base - last.base > MOST_GAP * size
         if fits and not is_far:
             last = file
             continue
-        if _begins_with_own_message(layout, file):
+        if log.sound_frame_at(file.base) is not None:
             raise _no_place(layout, file)
         where = "not the offset of a log file" if not fits else "far after the log"
         reason = "no message in it shows that it belongs to this log"
@@ -297,23 +296,11 @@ def check_file_size(layout: StoreLayout) -> None:
         return
     for file in files.files:
         _check_length(layout, file)
+    log = CommitLog(layout)
     for file, following in pairwise(files.files):
-        if file.base + files.file_size > following.base and _begins_with_own_message(
-            layout, following
-        ):
+        overlaps = file.base + files.file_size > following.base
+        if overlaps and log.sound_frame_at(following.base) is not None:
             raise _no_place(layout, following)
-
-
-def _begins_with_own_message(layout: StoreLayout, file: StoreFile) -> bool:
-    view = layout.open_file(file.path)
-    size = min(view.size, file.size)
-    head = view.window(0, frame.FIXED_SIZE_V1)
-    if len(head) < frame.BLANK.size:
-        return False
-    length, _ = frame.BLANK.struct.unpack_from(head, 0)
-    data = view.window(0, min(max(length, frame.FIXED_SIZE_V1), size))[:size]
-    window = Window.of(data, file.base, size)
-    return bool(codec.walk(window, 0, 1, codec.empty_rows(1), check_crc=True)[0])
 
 
 def _no_place(layout: StoreLayout, file: StoreFile) -> StoreUnavailable:
@@ -327,20 +314,11 @@ def _no_place(layout: StoreLayout, file: StoreFile) -> StoreUnavailable:
 def _check_length(layout: StoreLayout, file: StoreFile) -> None:
     """Raise StoreUnavailable if a file has a message after the size in the settings."""
     size = layout.commit_log.file_size
-    if file.size <= size:
-        return
-    view = layout.open_file(file.path)
-    stop = min(view.size, java.INT_MAX)
-    data = view.window(0, stop)[:stop]
-    start = view.next_data(size)
-    if start >= stop:
-        return
-    window = Window.of(data, file.base, stop)
-    position, code = codec.find_frame(window, start, stop, check_crc=True)
-    if code == REACHED_STOP:
+    place = message_behind(layout, file, size)
+    if place is not None:
         raise StoreUnavailable(
             f"{layout.filesystem.full_path(file.path)}: {file.size} bytes, with a message at "
-            f"{position}, but the size of the log's files is {size}: give the right size. Nothing "
+            f"{place}, but the size of the log's files is {size}: give the right size. Nothing "
             "was changed"
         )
 

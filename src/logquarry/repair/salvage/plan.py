@@ -191,15 +191,16 @@ class _Planner:
                 self._save(run)
             self._tell(run.end)
         plan.looked_at += log.words
+        search = LossSearch(
+            self._layout,
+            end=log.end,
+            damage=log.damage,
+            last_timestamp=log.last_timestamp or None,
+            # The frames of a DLedger log are not at the offsets in their entries.
+            dropped={} if self._log.has_heads else None,
+        )
         if self._log.files:
             self._stale(log.end)
-            search = LossSearch(
-                self._layout,
-                end=log.end,
-                damage=log.damage,
-                last_timestamp=log.last_timestamp or None,
-                dropped={},
-            )
             self._known_end = max(self._known_end, search.vouched_end())
         plan.lost = losses.lost_spans(self._layout, log.damage, log.end, self._known_end)
         tail = lost_tail(self._layout, log.latest_timestamp)
@@ -214,18 +215,13 @@ class _Planner:
         losses.fill_messages(self._layout, plan.lost, self._framed)
         if plan.lost:
             plan.lost_messages = lost_messages(self._layout, plan.lost).messages
-        if not self._log.has_heads:
-            self._replaced(log)
-        self._finish()
-        return plan
-
-    def _replaced(self, log: LogAudit) -> None:
-        frames = LossSearch(self._layout, end=log.end, damage=log.damage).replaced_frames()
-        self._plan.lost_messages += int(frames[:, 2].sum())
-        for file, places, reason in replaced_files(self._layout, frames):
+        plan.lost_messages += int(search.replaced[:, 2].sum())
+        for file, places, reason in replaced_files(self._layout, search.replaced):
             messages = losses.queued_at(self._layout, places)
             lost = losses.LostSpan(int(places[0]), 0, MISSING_FILE, file, reason, messages)
-            self._plan.lost.append(lost)
+            plan.lost.append(lost)
+        self._finish()
+        return plan
 
     def _tell(self, position: int) -> None:
         if self._progress is not None:

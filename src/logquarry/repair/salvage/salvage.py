@@ -234,9 +234,8 @@ def salvage_store(
     else:
         found.into = str(into)
         target = SalvageTarget(into, disk or Disk())
-        try:
+        with target.begun():
             with none_lost(layout.root):
-                target.begin()
                 with bars("copying") as progress:
                     LogWriter(layout, plan, target.disk, target.work).write(progress)
                 with bars("building queues and index") as progress:
@@ -254,11 +253,6 @@ def salvage_store(
                 ]
             found.seconds = time.monotonic() - began
             target.finish(found.to_json())
-        except BaseException:
-            target.discard()
-            raise
-        finally:
-            target.close()
     found.seconds = time.monotonic() - began
     return found
 
@@ -271,15 +265,15 @@ def _other_files(
     found = find_features(layout)
     is_read = tables_in_rocksdb(layout.filesystem) is not None
     carried: list[str] = []
-    left = [
-        LeftBehind(
-            feature.name,
-            feature.evidence,
-            f"{feature.detail}: {_LOST[feature.name].format(queue_file_size)}",
-        )
-        for feature in found.features
-        if feature.name in _LOST and not (is_read and feature.name == names.ROCKSDB_CONFIG)
-    ]
+    left: list[LeftBehind] = []
+    for one in found.features:
+        name, paths = one.name, one.evidence
+        if name == names.UNKNOWN:
+            # Files and folders of ``config/`` are copied, even if no known version writes them.
+            paths = tuple(path for path in paths if not path.startswith(f"{CONFIG}/"))
+        if paths and name in _LOST and not (is_read and name == names.ROCKSDB_CONFIG):
+            reason = f"{one.detail}: {_LOST[name].format(queue_file_size)}"
+            left.append(LeftBehind(name, paths, reason))
     if layout.filesystem.list(KV_STORE):
         carried.append(KV_STORE)
     if found.get(names.COMPACTION) is not None and layout.filesystem.list(COMPACTED):

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,38 +78,36 @@ class SalvageTarget:
         self.work = into / SALVAGE
         self._into = into
         self._is_new = not into.exists()
-        self._has_begun = False
-        self._held = ExitStack()
 
-    def begin(self) -> None:
-        """Lock the folder and create the folders of the new store."""
-        self._held.enter_context(alone_in(self.disk, self._into))
-        with self.disk.refusing(self.work):
-            self.disk.make_folder(self.work)
-        self._has_begun = True
-        others = sorted(path.name for path in self._into.iterdir() if path != self.work)
-        if others:
-            # Another program has put these files there since the check.
-            self.work.rmdir()
-            self._has_begun = False
-            raise UsageError(
-                f"{self._into}: it holds {others[0]}: the new store needs an empty folder"
-            )
-        for name in (COMMIT_LOG, CONSUME_QUEUE, INDEX):
-            self.disk.make_folders(self.work / name)
+    @contextlib.contextmanager
+    def begun(self) -> Iterator[None]:
+        """Lock the folder, and create the folders of the new store. If the ``with`` block raises an
+        error, remove the files that this salvage has made.
+        """
+        with alone_in(self.disk, self._into):
+            with self.disk.refusing(self.work):
+                self.disk.make_folder(self.work)
+            others = sorted(path.name for path in self._into.iterdir() if path != self.work)
+            if others:
+                # Another program has put these files there since the check.
+                self.work.rmdir()
+                raise UsageError(
+                    f"{self._into}: it holds {others[0]}: the new store needs an empty folder"
+                )
+            try:
+                for name in (COMMIT_LOG, CONSUME_QUEUE, INDEX):
+                    self.disk.make_folders(self.work / name)
+                yield
+            except BaseException:
+                self.discard()
+                raise
 
     def discard(self) -> None:
         """Remove the files that this salvage has made. The first Ctrl-C waits for this."""
-        if not self._has_begun:
-            return
         # If a file cannot be removed, the folder .salvage stays and marks the store as incomplete.
         with held(), contextlib.suppress(OSError, UsageError):
             if not undo_or_finish(self._into) and self._is_new:
                 self._into.rmdir()
-
-    def close(self) -> None:
-        """Release the lock."""
-        self._held.close()
 
     def build(self, plan: SalvagePlan, progress: Progress | None = None) -> None:
         """Make queues, index, checkpoint and durable offset of the new store from its log."""
@@ -325,27 +323,31 @@ class LogWriter:
         size = plan.config.mapped_file_size_commit_log
         assert size is not None
         self._size = size
-        self._file: int | None = None
-        self._path = root
-        self._base = 0
-        self._end = 0
         self._last_time = 0
 
     def write(self, progress: Progress | None = None) -> None:
         """Write and sync the whole log. Raises CorruptStore if the old store has changed."""
-        done, total = 0, self._plan.bytes
-        try:
-            for piece in self._plan.pieces:
-                for run in self._runs(piece):
-                    self._write_run(run, piece.to - piece.start)
-                    done += run.end - run.start
+        done, pieces = 0, self._plan.pieces
+        # A store without messages needs a log folder too.
+        self._disk.make_folders(self._root / COMMIT_LOG)
+        last = self._base(pieces[-1].to + pieces[-1].stop - pieces[-1].start - 1) if pieces else 0
+        moved = ((run, piece.to - piece.start) for piece in pieces for run in self._runs(piece))
+        for base, runs in groupby(moved, lambda one: self._base(one[0].start + one[1])):
+            path, end = self._root / COMMIT_LOG / f"{base:0{NAME_DIGITS}d}", 0
+            with self._disk.writing(path, self._size) as descriptor:
+                for run, move in runs:
+                    data = self._patched(run, move)
+                    end = run.end + move - base
+                    self._disk.write_all(descriptor, data.data.cast("B"), end - len(data))
+                    done += len(data)
                     if progress is not None:
-                        progress(done, total)
-            if self._file is None:
-                # A store without messages needs a log folder too.
-                self._disk.make_folders(self._root / COMMIT_LOG)
-        finally:
-            self._close(is_last=True)
+                        progress(done, self._plan.bytes)
+                if base != last and self._size - end >= frame.BLANK.size:
+                    self._disk.write_all(descriptor, frame.encode_blank(self._size - end), end)
+
+    def _base(self, place: int) -> int:
+        """Return the physical offset of the file of the new log that contains ``place``."""
+        return place - (place - self._plan.start) % self._size
 
     def _runs(self, piece: Piece) -> Iterator[Run]:
         position = piece.start
@@ -360,20 +362,10 @@ class LogWriter:
                 path, position, "the log was changed while it was read", kind="changed"
             )
 
-    def _write_run(self, run: Run, move: int) -> None:
-        to = run.start + move
-        if self._file is None or to >= self._base + self._size:
-            self._close()
-            self._open(to)
-        assert self._file is not None
+    def _patched(self, run: Run, move: int) -> Bytes:
+        """Return the bytes of some frames, with the fields that change."""
         first = int(run.rows[0, POSITION])
         data = run.window.data[first : first + run.end - run.start]
-        patched = self._patched(run, data, move)
-        with self._disk.refusing(self._path):
-            self._disk.write_all(self._file, patched.data.cast("B"), to - self._base)
-        self._end = to - self._base + len(data)
-
-    def _patched(self, run: Run, data: Bytes, move: int) -> Bytes:
         rows = run.rows
         at = rows[:, POSITION].astype(np.int64) - int(rows[0, POSITION])
         fields = columns.fixed_fields(run.window, rows, _FIELDS)
@@ -414,28 +406,6 @@ class LogWriter:
         _renew_crcs(copy, at, sizes, columns.wrong_property_crcs(run.window, rows))
         return copy
 
-    # -------------------------------------------------------------------------------------- files
-    def _open(self, place: int) -> None:
-        self._base = place - (place - self._plan.start) % self._size
-        self._path = self._root / COMMIT_LOG / f"{self._base:0{NAME_DIGITS}d}"
-        self._file = self._disk.make_file(self._path, self._size)
-        self._end = 0
-
-    def _close(self, *, is_last: bool = False) -> None:
-        file = self._file
-        if file is None:
-            return
-        self._file = None
-        left = self._size - self._end
-        try:
-            if not is_last and left >= frame.BLANK.size:
-                self._disk.write_all(file, frame.encode_blank(left), self._end)
-            self._disk.sync(file, self._path)
-        except OSError as error:
-            raise self._disk.refused(self._path, error) from error
-        finally:
-            self._disk.close(file)
-
 
 def _replaced(places: Int64, values: Mapping[int, int]) -> tuple[Int64, Int64]:
     """Return two arrays: the row numbers of the frames that get a new value, and these values."""
@@ -471,12 +441,6 @@ def carry(layout: StoreLayout, path: str, disk: Disk, root: Path) -> None:
 
 def _copy(layout: StoreLayout, path: str, disk: Disk, target: Path) -> None:
     view = layout.open_file(path)
-    if not view.size:
-        disk.make_folders(target.parent)
-        with disk.refusing(target):
-            disk.let_go(disk.open(target, create=True))
-        disk.sync_names(target.parent)
-        return
     with disk.writing(target, view.size) as descriptor:
         position = 0
         while (position := view.next_data(position)) < view.size:

@@ -237,6 +237,18 @@ def test_messages_behind_the_log_that_only_queues_know(made: Made, tmp_path: Pat
     assert (tmp_path / "new/config/topics.json").read_text() == '{"topicConfigTable":{}}'
 
 
+def test_empty_files_are_copied(made: Made, tmp_path: Path) -> None:
+    """A power cut can leave such files."""
+    (made.root / "config").mkdir()
+    (made.root / "config/notes").touch()
+    (made.root / "config/folder").mkdir()
+    (made.root / "config/folder/empty").touch()
+    found = saved(made.root, tmp_path / "new", **SIZES)
+    assert not found.left_behind
+    for name in ("notes", "folder/empty"):
+        assert (tmp_path / "new/config" / name).read_bytes() == b""
+
+
 def test_all_of_the_log_is_gone(made: Made, tmp_path: Path) -> None:
     shutil.rmtree(made.root / "commitlog")
     found = saved(made.root, tmp_path / "new", **SIZES)
