@@ -20,7 +20,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
@@ -243,15 +243,12 @@ class DelayedDelivery(Delivery):
                 yield at, self._log.message(entry.physical_offset, entry.size)
 
     # ------------------------------------------------------------------------------------- work
-    def deliver(
-        self, now: int, *, limit: int | None = None, levels: Iterable[int] | None = None
-    ) -> int:
-        """See :meth:`Delivery.deliver`; if ``levels`` is given, deliver only these levels."""
-        chosen = None if levels is None else set(levels)
+    def deliver(self, now: int, *, limit: int | None = None) -> int:
+        """See :meth:`Delivery.deliver`."""
         count = 0
         with self._lock:
             while limit is None or count < limit:
-                due = self._due(now, chosen)[: None if limit is None else limit - count]
+                due = self._due(now)[: None if limit is None else limit - count]
                 if not due:
                     break
                 while due:
@@ -260,17 +257,15 @@ class DelayedDelivery(Delivery):
                     due = due[passed:]
         return count
 
-    def _due(self, now: int, chosen: set[int] | None) -> list[_Due]:
+    def _due(self, now: int) -> list[_Due]:
         """Return due messages in the order of delivery: at least one, if any is due."""
         found: list[_Due] = []
         until: int | None = None
-        is_waiting = chosen is not None
+        is_waiting = False
         for queue_id in self._queue_ids:
             level = queue_id + 1
             queue = self._queue(queue_id)
-            if queue is None or (chosen is not None and level not in chosen):
-                continue
-            if self.offsets.get(level, 0) >= queue.max_offset:
+            if queue is None or self.offsets.get(level, 0) >= queue.max_offset:
                 continue
             is_waiting = True
             due, is_cut = self._due_of(level, queue, now)
