@@ -91,30 +91,27 @@ class ConfigSyncStatus(NamedTuple):
     has_ended: bool
 
 
-class _Asker:
-    def __init__(self, connection: socket.socket, timeout_s: float) -> None:
-        self._connection = connection
-        self._timeout = timeout_s
-        self._reader = RemotingReader()
-        self._opaque = 0
+def _answer(
+    connection: socket.socket, reader: RemotingReader, request: RemotingCommand, timeout_s: float
+) -> RemotingCommand:
+    """Send a request, and return its answer.
 
-    def ask(self, code: int) -> RemotingCommand:
-        # Raises OSError if the broker does not answer in time, and ProtocolViolation if it sends
-        # invalid bytes.
-        deadline = time.monotonic() + self._timeout
-        self._opaque += 1
-        self._connection.settimeout(self._timeout)
-        self._connection.sendall(encode(RemotingCommand(code=code, opaque=self._opaque)))
-        while (left := deadline - time.monotonic()) > 0:
-            self._connection.settimeout(left)
-            data = self._connection.recv(_RECEIVE)
-            if not data:
-                raise ConnectionError("the master's broker ended the connection")
-            # Skip answers to other requests, as RocketMQ does.
-            for command in self._reader.receive_data(data):
-                if command.is_response and command.opaque == self._opaque:
-                    return command
-        raise TimeoutError(f"no answer to request {code} in {self._timeout:g} s")
+    Raise OSError if the broker does not answer in time, and ProtocolViolation if it sends invalid
+    bytes.
+    """
+    deadline = time.monotonic() + timeout_s
+    connection.settimeout(timeout_s)
+    connection.sendall(encode(request))
+    while (left := deadline - time.monotonic()) > 0:
+        connection.settimeout(left)
+        data = connection.recv(_RECEIVE)
+        if not data:
+            raise ConnectionError("the master's broker ended the connection")
+        # Skip answers to other requests, as RocketMQ does.
+        for command in reader.receive_data(data):
+            if command.is_response and command.opaque == request.opaque:
+                return command
+    raise TimeoutError(f"no answer to request {request.code} in {timeout_s:g} s")
 
 
 def sync_config(
@@ -252,14 +249,15 @@ class ConfigSync(Worker):
                 name = options.server_name or self._host
                 connection = options.tls.wrap_socket(connection, server_hostname=name)
             self._connection = connection
-            asker = _Asker(connection, options.timeout)
+            reader = RemotingReader()
             written: list[str] = []
             missing: list[str] = []
             problems: list[str] = []
-            for request in REQUESTS:
+            for opaque, request in enumerate(REQUESTS, 1):
                 if self._is_closing:
                     raise ConnectionError("the copying was closed")
-                answer = asker.ask(request.code)
+                command = RemotingCommand(code=request.code, opaque=opaque)
+                answer = _answer(connection, reader, command, options.timeout)
                 name = request.table.file
                 try:
                     if answer.code == ResponseCode.SUCCESS:
