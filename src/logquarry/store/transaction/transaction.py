@@ -17,7 +17,6 @@ import enum
 import logging
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, Self
 
 from logquarry.disk.service import Clock, Health, Service, monotonic_ms
@@ -110,12 +109,7 @@ class Transaction:
         self._is_over = True
         self._service.leave(self)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         if self._is_over:
             return
         try:
