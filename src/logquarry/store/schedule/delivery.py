@@ -20,10 +20,10 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -61,6 +61,7 @@ One more class holds the delays above the last bound.
 """
 _MS: Final = 1_000
 PutInOrder = Callable[[Sequence[Message]], object]
+_One = TypeVar("_One")
 
 
 @dataclass(slots=True)
@@ -113,29 +114,43 @@ class Delivery(ABC):
                 the disk.
         """
 
-    def _put_all(self, messages: Sequence[Message]) -> Iterator[tuple[int, str | None]]:
-        """Put messages. Yield each message's number, and None or the reason for its rejection.
+    def _put_due(
+        self, due: Iterable[_One], message: Callable[[_One], Message]
+    ) -> Iterator[tuple[_One, Message | None, str | None]]:
+        """Put the messages that ``message`` returns for some items. Yield each item, its message,
+        and None or the reason why the message cannot be delivered.
 
         After a rejected message, continue with the next one. Otherwise, the rejected message would
         block all later messages.
         """
-        numbers = list(range(len(messages)))
-        while numbers:
+        left: list[tuple[_One, Message]] = []
+        for one in due:
+            try:
+                left.append((one, message(one)))
+            except Undeliverable as reason:
+                yield one, None, str(reason)
+        while left:
             error: StoreUnavailable | MessageRejected | None = None
             try:
-                self._put([messages[number] for number in numbers])
-                count = len(numbers)
+                self._put([made for _, made in left])
+                count = len(left)
             except (StoreUnavailable, MessageRejected) as failure:
                 error = failure
                 count = 0 if error.appended is None else error.appended.message_count
-            yield from ((number, None) for number in numbers[:count])
+            yield from ((one, made, None) for one, made in left[:count])
             if error is None:
                 return
             if isinstance(error, StoreUnavailable):
                 raise error
             refused = count if count or error.index is None else error.index
-            yield numbers[refused], str(error)
-            numbers = numbers[count:refused] + numbers[refused + 1 :]
+            yield *left[refused], str(error)
+            left = left[count:refused] + left[refused + 1 :]
+
+    def _frame(self, physical_offset: int, size: int) -> Frame:
+        frame = self._log.message(physical_offset, size)
+        if frame is None:
+            raise Undeliverable("there is no sound message at its offset")
+        return frame
 
 
 class _Due(NamedTuple):
@@ -323,8 +338,6 @@ class DelayedDelivery(Delivery):
             skipped.
         """
         passed: list[_Due] = []
-        taken: list[_Due] = []
-        messages: list[Message] = []
         outcomes: dict[_Due, str | None] = {}
         room = BYTES_AT_ONCE
         for one in due[:AT_ONCE]:
@@ -332,18 +345,13 @@ class DelayedDelivery(Delivery):
                 break
             room -= one.size
             passed.append(one)
-            try:
-                messages.append(self._message(one))
-                taken.append(one)
-            except Undeliverable as error:
-                outcomes[one] = str(error)
         delivered = 0
         try:
-            for number, why in self._put_all(messages):
-                outcomes[taken[number]] = why
-                if why is None:
+            for one, message, why in self._put_due(passed, self._message):
+                outcomes[one] = why
+                if message is not None and why is None:
                     delivered += 1
-                    self._count(taken[number], messages[number])
+                    self._count(one, message)
         finally:
             for one in passed:
                 if one not in outcomes:
@@ -367,10 +375,7 @@ class DelayedDelivery(Delivery):
         delays.add(one.time - message.born_timestamp)
 
     def _message(self, one: _Due) -> Message:
-        frame = self._log.message(one.physical_offset, one.size)
-        if frame is None:
-            raise Undeliverable("there is no sound message at its offset")
-        return due_message(frame)
+        return due_message(self._frame(one.physical_offset, one.size))
 
     def save(self) -> bool:
         """See :meth:`Delivery.save`."""
