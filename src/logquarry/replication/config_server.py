@@ -184,8 +184,7 @@ class ConfigServerOptions(ServerOptions):
         # Call the base class by name: super() fails, because dataclass(slots=True) makes a new
         # class.
         ServerOptions.__post_init__(self)
-        if self.idle_ms <= 0:
-            raise UsageError(f"idle_ms is {self.idle_ms}; it must be above 0")
+        arguments.count(self.idle_ms, "idle_ms")
 
 
 class ConfigServerStatus(NamedTuple):

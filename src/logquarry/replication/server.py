@@ -81,8 +81,7 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         arguments.check_fields(self)
-        if self.max_connections <= 0:
-            raise UsageError(f"max_connections is {self.max_connections}; it must be above 0")
+        arguments.count(self.max_connections, "max_connections")
         self.networks()
 
     def networks(self) -> Networks | None:

@@ -46,7 +46,6 @@ from logquarry.store.message_store import StoreWriter
 logger = logging.getLogger(__name__)
 
 ACKNOWLEDGE: Final = ("flushed", "received")
-_LARGEST_OFFSET: Final = (1 << 63) - 1
 _RECEIVE: Final = 4 << 20
 _READS: Final = 16
 _LARGE: Final = 256 << 10
@@ -89,14 +88,9 @@ class SlaveOptions:
 
     def __post_init__(self) -> None:
         arguments.check_fields(self)
-        if self.acknowledge not in ACKNOWLEDGE:
-            raise UsageError(
-                f"acknowledge is {self.acknowledge!r}; it must be one of {', '.join(ACKNOWLEDGE)}"
-            )
-        if self.start is not None and not 0 <= self.start <= _LARGEST_OFFSET:
-            raise UsageError(f"start is {self.start}; it must be 0 to {_LARGEST_OFFSET}")
-        if self.overlap < 0:
-            raise UsageError(f"overlap is {self.overlap}; it must not be negative")
+        arguments.choice(self.acknowledge, "acknowledge", ACKNOWLEDGE)
+        arguments.optional(arguments.offset, self.start, "start")
+        arguments.offset(self.overlap, "overlap")
         if not 0 < self.first_pause <= self.longest_pause:
             raise UsageError(
                 f"first_pause is {self.first_pause} s and longest_pause {self.longest_pause} s: "
