@@ -240,7 +240,7 @@ class ConfigServer(Server[_Asking]):
         self._options = options or ConfigServerOptions()
         super().__init__(
             "the server of config/",
-            "logquarry-config",
+            "config",
             lambda sockets: _listeners(sockets, host, port, fast=self._options.fast_port),
             self._options,
             surroundings,
@@ -253,7 +253,7 @@ class ConfigServer(Server[_Asking]):
             self.address,
             len(self._peers),
             self._answers.given,
-            self._admission.refused,
+            self._refused,
             self.error is not None,
         )
 
@@ -304,7 +304,7 @@ class ConfigServer(Server[_Asking]):
                     return
                 peer.asked.extend(peer.reader.receive_data(self._buffer[:count]))
         except ProtocolViolation as violation:
-            self._admission.refuse(peer.wire.peer, str(violation))
+            self._refuse(peer.wire.peer, str(violation))
             self._drop(peer, None)
         except OSError as error:
             self._drop(peer, str(error))

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from logquarry import arguments
 from logquarry.disk.config_file import ConfigTables
-from logquarry.disk.service import Flag, abandon_in_children, stays
+from logquarry.disk.service import Flag
 from logquarry.errors import LogquarryError, ProtocolViolation, StoreError, UsageError
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader, encode
 from logquarry.protocol.remoting_codes import ResponseCode
@@ -144,9 +144,6 @@ class ConfigSync(Worker):
     first copy. The store must be open for writing with ``broker_role`` SLAVE. Close this object
     before you close the store.
 
-    Attributes:
-        error: the error that has stopped the thread; None while it runs.
-
     Raises:
         StoreUnavailable: if the store is not open for writing.
         UsageError: if the store is not a slave.
@@ -169,31 +166,20 @@ class ConfigSync(Worker):
         self._times = 0
         self._last: ConfigSynced | None = None
         self._trouble = ""
-        self._is_closing = False
         self._wake = Flag()
-        self.error: LogquarryError | None = None
-        self._threads = [
-            threading.Thread(target=self._run, name="logquarry-config-sync", daemon=True)
-        ]
-        abandon_in_children(self)
+        super().__init__(_END_SECONDS, {"config-sync": self._run})
 
     # -------------------------------------------------------------------------------------- life
-    def close(self) -> None:
-        """Stop copying. A second call does nothing."""
-        self._is_closing = True
+    def _interrupt(self) -> None:
         self._wake.set()
         connection = self._connection
         if connection is not None:
             # End the connection: the thread may be waiting for an answer over it.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        (thread,) = self._threads
-        if thread.ident is not None:
-            thread.join(_END_SECONDS)
-        stays(self)
 
     def abandon_in_child(self) -> None:
-        """Close the socket in a forked child; see :mod:`logquarry.disk.service`."""
+        """See :meth:`Worker.abandon_in_child`."""
         connection = self._connection
         if connection is not None:
             with contextlib.suppress(OSError):
