@@ -405,6 +405,8 @@ class DeliveryService(Service):
     ``dispatched`` returns the physical offset up to which the log is dispatched.
     """
 
+    retried = (StoreUnavailable,)
+
     def __init__(
         self,
         deliveries: Sequence[Delivery],
@@ -423,26 +425,17 @@ class DeliveryService(Service):
         self._save_interval = save_interval_ms
         self._monotonic = monotonic
         self._save_at = monotonic() + save_interval_ms
-        self._is_failing = False
 
     def run_once(self) -> None:
         """Deliver due messages."""
-        try:
-            dispatched = self._dispatched()
-            # If no message waited at the last check and the log has not grown since, do not search
-            # the queues: otherwise the search would take most of the processor time of an idle
-            # process.
-            if dispatched != self._idle_at:
-                is_idle = self._deliver()
-                self._idle_at = dispatched if is_idle else -1
-                self.interval_ms = _IDLE_INTERVAL_MS if is_idle else _INTERVAL_MS
-            self._save_if_due()
-            self._is_failing = False
-        except StoreUnavailable as error:
-            self.health.require_writable()
-            if not self._is_failing:
-                logger.warning("delivery of delayed messages failed, will be retried: %s", error)
-            self._is_failing = True
+        dispatched = self._dispatched()
+        # If no message waited at the last check and the log has not grown since, do not search the
+        # queues: otherwise the search would take most of the processor time of an idle process.
+        if dispatched != self._idle_at:
+            is_idle = self._deliver()
+            self._idle_at = dispatched if is_idle else -1
+            self.interval_ms = _IDLE_INTERVAL_MS if is_idle else _INTERVAL_MS
+        self._save_if_due()
 
     def _deliver(self) -> bool:
         """Deliver due messages; return True if no message waits any longer."""

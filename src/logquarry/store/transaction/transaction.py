@@ -235,6 +235,8 @@ class TransactionCheckService(Service):
     The store's clock alone is not enough, because it may be set back.
     """
 
+    retried = (StoreUnavailable,)
+
     def __init__(
         self, check: Callable[[], object], health: Health, *, interval_ms: int, clock: Clock
     ) -> None:
@@ -252,8 +254,4 @@ class TransactionCheckService(Service):
         if all(clock() < due for clock, due in zip(self._clocks, self._due, strict=True)):
             return
         self._due = self._next()
-        try:
-            self._check()
-        except StoreUnavailable as error:
-            self.health.require_writable()
-            logger.warning("the check of transactions failed: %s", error)
+        self._check()
