@@ -192,8 +192,9 @@ class Service(ABC):
 
     If :meth:`run_once` raises SyncDelayed, the service runs again after the interval. It does so
     too if :meth:`run_once` raises another error of the classes in ``retried``, and the store may
-    still be written. If :meth:`run_once` raises another StoreUnavailable, for example because the store
-    is poisoned, the service ends. After any other exception, the thread poisons the store and ends.
+    still be written. If :meth:`run_once` raises another StoreUnavailable, for example because the
+    store is poisoned, the service ends. After any other exception, the thread poisons the store and
+    ends.
 
     Args:
         interval_ms: pause between two runs; None to run only after :meth:`wakeup`.
