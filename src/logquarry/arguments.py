@@ -105,9 +105,9 @@ def count(value: object, field: str = "max_count", *, least: int = 1) -> int:
     return integer(value, field, least=least)
 
 
-def port(value: object) -> int:
+def port(value: object, field: str = "port") -> int:
     """Check a TCP port; 0 lets the system choose."""
-    return integer(value, "port", least=0, most=_LARGEST_PORT)
+    return integer(value, field, least=0, most=_LARGEST_PORT)
 
 
 def seconds(value: object, field: str = "timeout") -> float:

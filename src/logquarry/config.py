@@ -268,23 +268,18 @@ class StoreConfig(LayoutConfig):
     def __post_init__(self) -> None:
         LayoutConfig.__post_init__(self)
         for name, known in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in known and (name, value) != ("dialect", None):
-                raise UsageError(f"{name} is {value!r}, and must be one of {', '.join(known)}")
+            arguments.optional(arguments.choice, getattr(self, name), name, known=known)
         for name, defaults in _BY_DIALECT.items():
             if not getattr(self, name):
                 object.__setattr__(self, name, defaults[self._known_dialect])
         for name in _ABOVE_ZERO:
-            if getattr(self, name) <= 0:
-                raise UsageError(f"{name} is {getattr(self, name)}, and must be above 0")
+            arguments.count(getattr(self, name), name)
         if self.is_3_1:
             self._check_3_1()
         for name in _FROM_ZERO:
-            if getattr(self, name) < 0:
-                raise UsageError(f"{name} is {getattr(self, name)}, below 0")
-        if not 0 < self.disk_max_used_space_ratio <= 100:
-            ratio = self.disk_max_used_space_ratio
-            raise UsageError(f"disk_max_used_space_ratio is {ratio}, and must be from 1 to 100")
+            arguments.count(getattr(self, name), name, least=0)
+        percent, name = self.disk_max_used_space_ratio, "disk_max_used_space_ratio"
+        arguments.integer(percent, name, least=1, most=100)
 
     def _check_3_1(self) -> None:
         for name in ("enable_multi_dispatch", "enable_lmq", "transient_store_pool_enable"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from logquarry import arguments
-from logquarry.errors import UsageError
 from logquarry.format import batch, index, java, queue_entry
 
 
@@ -59,14 +58,10 @@ class LayoutConfig:
         arguments.check_fields(self)
         for field in fields(LayoutConfig):
             value = getattr(self, field.name)
-            if field.type != "int | None" or value is None:
-                continue
-            if value <= 0:
-                raise UsageError(f"{field.name} is {value}, and must be above 0")
-            # Limit the sizes: in RocketMQ they are Java ints, and calculations with offsets must
-            # stay within 64 bits.
-            if value > java.INT_MAX:
-                raise UsageError(f"{field.name} is {value}, and must not be above {java.INT_MAX}")
+            if field.type == "int | None" and value is not None:
+                # Limit the sizes: in RocketMQ they are Java ints, and calculations with offsets
+                # must stay within 64 bits.
+                arguments.integer(value, field.name, least=1, most=java.INT_MAX)
 
     @property
     def queue_file_size(self) -> int | None:

@@ -12,8 +12,10 @@ A collector computes the metrics at each scrape, without a thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.store.message_store import MessageStore, StoreWriter
@@ -39,25 +41,31 @@ except ModuleNotFoundError as _error:
 if TYPE_CHECKING:
     from logquarry.broker import Broker
 
-_NODE: Final = ("node_id",)
-_TOPIC: Final = ("node_id", "topic")
 _MS: Final = 1_000
 
+_Sample = tuple[Any, ...]
+"""The values of a sample's own labels, then the arguments of ``add_metric``."""
 
-def _in_utf_8(metric: Metric) -> Metric:
-    """Escape label values that UTF-8 cannot encode, as the text format is UTF-8.
 
-    Names of folders and of consumer groups can contain lone surrogates.
+def _metric(
+    shared: Mapping[str, str],
+    kind: type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily],
+    name: str,
+    text: str,
+    samples: Iterable[_Sample],
+) -> Metric:
+    """Make one metric. Its samples have the labels in ``shared``, and those that ``name`` names in
+    braces.
+
+    The text format is UTF-8, so the label values are escaped: names of folders and of consumer
+    groups can contain lone surrogates.
     """
-    metric.samples = [
-        sample._replace(
-            labels={
-                name: value.encode("utf-8", "backslashreplace").decode()
-                for name, value in sample.labels.items()
-            }
-        )
-        for sample in metric.samples
-    ]
+    name, *labels = re.findall(r"\w+", name)
+    metric = kind(name, text, labels=(*shared, *labels))
+    for sample in samples:
+        own, found = sample[: len(labels)], sample[len(labels) :]
+        values = (*shared.values(), *own)
+        metric.add_metric([v.encode("utf-8", "backslashreplace").decode() for v in values], *found)
     return metric
 
 
@@ -74,7 +82,10 @@ class StoreCollector(Collector):
 
     def __init__(self, store: MessageStore, node_id: str | None = None) -> None:
         self._store = store
-        self._node = store.broker if node_id is None else node_id
+        shared = {"node_id": store.broker if node_id is None else node_id}
+        self._gauge = partial(_metric, shared, GaugeMetricFamily)
+        self._counter = partial(_metric, shared, CounterMetricFamily)
+        self._histogram = partial(_metric, shared, HistogramMetricFamily)
 
     def describe(self) -> list[Metric]:
         """Return no metrics, so that registering the collector does not scrape the store."""
@@ -91,153 +102,134 @@ class StoreCollector(Collector):
             stats = self._store.stats()
         except StoreUnavailable:
             return
-        yield from map(_in_utf_8, self._storage(stats.state))
-        yield from map(_in_utf_8, self._kept(stats.state))
+        yield from self._of_state(stats.state)
         # Skip the counts of operations: a store that is open for reading has none.
         if isinstance(self._store, StoreWriter):
-            yield from map(_in_utf_8, self._work(stats))
+            yield from self._of_calls(stats)
 
-    def _gauge(self, name: str, text: str, value: float | None) -> Iterator[Metric]:
-        if value is not None:
-            family = GaugeMetricFamily(name, text, labels=_NODE)
-            family.add_metric([self._node], value)
-            yield family
-
-    def _storage(self, state: StoreState) -> Iterator[Metric]:
-        size = GaugeMetricFamily(
-            "rocketmq_storage_size",
+    def _of_state(self, state: StoreState) -> Iterator[Metric]:
+        gauge = self._gauge
+        yield gauge(
+            "rocketmq_storage_size{storage_type,storage_medium}",
             "Bytes of the store's files.",
-            labels=("node_id", "storage_type", "storage_medium"),
+            [("local", "disk", sum(state.file_bytes.values()))],
         )
-        size.add_metric([self._node, "local", "disk"], sum(state.file_bytes.values()))
-        yield size
-        parts = GaugeMetricFamily(
-            "logquarry_storage_size", "Bytes of a folder's files.", labels=("node_id", "folder")
+        yield gauge(
+            "logquarry_storage_size{folder}",
+            "Bytes of a folder's files.",
+            state.file_bytes.items(),
         )
-        for folder, count in state.file_bytes.items():
-            parts.add_metric([self._node, folder], count)
-        yield parts
-        yield from self._gauge(
-            "rocketmq_storage_flush_behind_bytes",
-            "Bytes of the log that are not synced yet.",
-            state.flush_behind,
-        )
-        yield from self._gauge(
-            "rocketmq_storage_dispatch_behind_bytes",
-            "Bytes of the log that are not in the consume queues yet.",
-            state.dispatch_behind,
-        )
-        yield from self._gauge(
-            "rocketmq_storage_message_reserve_time",
-            "Milliseconds since the oldest message was stored.",
-            state.reserve_time_ms,
-        )
-        ratio = GaugeMetricFamily(
-            "logquarry_disk_ratio", "Used part of the disk, 0 to 1.", labels=("node_id", "folder")
-        )
-        for folder, used in (
-            ("commitlog", state.commit_log_disk_ratio),
-            ("consumequeue", state.consume_queue_disk_ratio),
+        for name, text, value in (
+            (
+                "rocketmq_storage_flush_behind_bytes",
+                "Bytes of the log that are not synced yet.",
+                state.flush_behind,
+            ),
+            (
+                "rocketmq_storage_dispatch_behind_bytes",
+                "Bytes of the log that are not in the consume queues yet.",
+                state.dispatch_behind,
+            ),
+            (
+                "rocketmq_storage_message_reserve_time",
+                "Milliseconds since the oldest message was stored.",
+                state.reserve_time_ms,
+            ),
+            (
+                "logquarry_log_min_offset",
+                "Physical offset of the first byte of the log.",
+                state.min_offset,
+            ),
+            (
+                "logquarry_log_max_offset",
+                "Physical offset after the last byte of the log.",
+                state.max_offset,
+            ),
         ):
-            if used is not None:
-                ratio.add_metric([self._node, folder], used)
-        yield ratio
-        name, text = "logquarry_log_min_offset", "Physical offset of the first byte of the log."
-        yield from self._gauge(name, text, state.min_offset)
-        name, text = "logquarry_log_max_offset", "Physical offset after the last byte of the log."
-        yield from self._gauge(name, text, state.max_offset)
-
-    def _kept(self, state: StoreState) -> Iterator[Metric]:
-        kept = GaugeMetricFamily(
-            "logquarry_retained_bytes", "Bytes of a topic's messages in the log.", labels=_TOPIC
+            if value is not None:
+                yield gauge(name, text, [(value,)])
+        ratios = {
+            "commitlog": state.commit_log_disk_ratio,
+            "consumequeue": state.consume_queue_disk_ratio,
+        }
+        yield gauge(
+            "logquarry_disk_ratio{folder}",
+            "Used part of the disk, 0 to 1.",
+            [(folder, ratio) for folder, ratio in ratios.items() if ratio is not None],
         )
-        messages = GaugeMetricFamily(
-            "logquarry_retained_messages", "Messages of a topic in the log.", labels=_TOPIC
+        yield gauge(
+            "logquarry_retained_bytes{topic}",
+            "Bytes of a topic's messages in the log.",
+            [(topic, found.bytes) for topic, found in state.retained.items()],
         )
-        for topic, found in state.retained.items():
-            kept.add_metric([self._node, topic], found.bytes)
-            messages.add_metric([self._node, topic], found.messages)
-        yield kept
-        yield messages
-        lag = GaugeMetricFamily(
-            "rocketmq_consumer_lag_messages",
+        yield gauge(
+            "logquarry_retained_messages{topic}",
+            "Messages of a topic in the log.",
+            [(topic, found.messages) for topic, found in state.retained.items()],
+        )
+        yield gauge(
+            "rocketmq_consumer_lag_messages{topic,consumer_group}",
             "Messages that a consumer group has not committed.",
-            labels=("node_id", "topic", "consumer_group"),
+            [(lag.topic, lag.group, lag.messages) for lag in state.consumer_lag],
         )
-        for one in state.consumer_lag:
-            lag.add_metric([self._node, one.topic, one.group], one.messages)
-        yield lag
-        waiting = GaugeMetricFamily(
-            "logquarry_delayed_messages",
+        yield gauge(
+            "logquarry_delayed_messages{level}",
             "Delayed messages that are not delivered yet.",
-            labels=("node_id", "level"),
+            [
+                (str(one.level), max(0, one.max_offset - one.delivered))
+                for one in state.delay_levels
+            ],
         )
-        for level in state.delay_levels:
-            count = max(0, level.max_offset - level.delivered)
-            waiting.add_metric([self._node, str(level.level)], count)
-        yield waiting
-        halves = GaugeMetricFamily(
-            "rocketmq_half_messages",
+        yield gauge(
+            "rocketmq_half_messages{topic}",
             "Transactional messages of a topic that are neither committed nor rolled back.",
-            labels=_TOPIC,
+            state.half_messages.items(),
         )
-        for topic, number in state.half_messages.items():
-            halves.add_metric([self._node, topic], number)
-        yield halves
 
-    def _work(self, stats: StoreStats) -> Iterator[Metric]:
-        messages = CounterMetricFamily(
-            "rocketmq_messages_in_total", "Messages that puts stored.", labels=_TOPIC
+    def _of_calls(self, stats: StoreStats) -> Iterator[Metric]:
+        counter = self._counter
+        yield counter(
+            "rocketmq_messages_in_total{topic}",
+            "Messages that puts stored.",
+            [(topic, found.messages) for topic, found in stats.topics.items()],
         )
-        size = CounterMetricFamily(
-            "rocketmq_throughput_in_total", "Bytes that puts added to the log.", labels=_TOPIC
+        yield counter(
+            "rocketmq_throughput_in_total{topic}",
+            "Bytes that puts added to the log.",
+            [(topic, found.bytes) for topic, found in stats.topics.items()],
         )
-        for topic, found in stats.topics.items():
-            messages.add_metric([self._node, topic], found.messages)
-            size.add_metric([self._node, topic], found.bytes)
-        yield messages
-        yield size
-        out = CounterMetricFamily(
-            "rocketmq_messages_out_total", "Messages that gets returned.", labels=_NODE
+        yield counter(
+            "rocketmq_messages_out_total", "Messages that gets returned.", [(stats.get_messages,)]
         )
-        out.add_metric([self._node], stats.get_messages)
-        yield out
-        refused = CounterMetricFamily(
-            "logquarry_puts_failed_total", "Puts that failed.", labels=_NODE
-        )
-        refused.add_metric([self._node], stats.put_failed)
-        yield refused
-        gets = CounterMetricFamily(
-            "logquarry_gets_total",
+        yield counter("logquarry_puts_failed_total", "Puts that failed.", [(stats.put_failed,)])
+        yield counter(
+            "logquarry_gets_total{found}",
             "Gets, by whether they found a message.",
-            labels=("node_id", "found"),
+            [("true", stats.get_found), ("false", stats.get_missed)],
         )
-        gets.add_metric([self._node, "true"], stats.get_found)
-        gets.add_metric([self._node, "false"], stats.get_missed)
-        yield gets
-        sizes = HistogramMetricFamily(
-            "rocketmq_message_size", "Size of message frames in bytes.", labels=_NODE
+        yield self._histogram(
+            "rocketmq_message_size",
+            "Size of message frames in bytes.",
+            [(_buckets(stats.sizes, SIZES), stats.put_bytes)],
         )
-        sizes.add_metric([self._node], _buckets(stats.sizes, SIZES), stats.put_bytes)
-        yield sizes
-        delays = HistogramMetricFamily(
-            "rocketmq_delay_message_latency",
+        yield self._histogram(
+            "rocketmq_delay_message_latency{topic}",
             "Scheduled delay of delivered delayed messages in seconds.",
-            labels=_TOPIC,
+            [
+                (topic, _buckets(one.counts, DELAYS_S), one.seconds)
+                for topic, one in stats.delays.items()
+            ],
         )
-        for topic, one in stats.delays.items():
-            counts = _buckets(one.counts, DELAYS_S)
-            delays.add_metric([self._node, topic], counts, one.seconds)
-        yield delays
-        longest = GaugeMetricFamily(
-            "logquarry_longest_seconds",
+        longest = {
+            "put": stats.put_longest_ms,
+            "lock": stats.lock_longest_ms,
+            "get": stats.get_longest_ms,
+        }
+        yield self._gauge(
+            "logquarry_longest_seconds{of}",
             "Longest duration of an operation so far.",
-            labels=("node_id", "of"),
+            [(name, ms / _MS) for name, ms in longest.items()],
         )
-        longest.add_metric([self._node, "put"], stats.put_longest_ms / _MS)
-        longest.add_metric([self._node, "lock"], stats.lock_longest_ms / _MS)
-        longest.add_metric([self._node, "get"], stats.get_longest_ms / _MS)
-        yield longest
 
 
 def prometheus_text(store: MessageStore, node_id: str | None = None) -> str:
@@ -258,9 +250,6 @@ def _buckets(counts: Sequence[int], bounds: Sequence[int]) -> list[tuple[str, fl
     return found
 
 
-_LABELS: Final = ("cluster", "node_id")
-
-
 class BrokerCollector(Collector):
     """Collects the metrics of a broker's clients and answers. Any thread may call the methods."""
 
@@ -273,58 +262,46 @@ class BrokerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current metrics of clients and answers."""
-        return map(_in_utf_8, self._metrics())
-
-    def _metrics(self) -> Iterator[Metric]:
         core = self._broker.core
-        labels = [core.options.cluster, core.options.name]
-        producers = GaugeMetricFamily(
-            "rocketmq_producer_connections", "Connections of producers.", labels=_LABELS
+        shared = {"cluster": core.options.cluster, "node_id": core.options.name}
+        gauge = partial(_metric, shared, GaugeMetricFamily)
+        counter = partial(_metric, shared, CounterMetricFamily)
+        yield gauge(
+            "rocketmq_producer_connections",
+            "Connections of producers.",
+            [(sum(map(len, list(core.clients.producers.values()))),)],
         )
-        producers.add_metric(labels, sum(map(len, list(core.clients.producers.values()))))
-        yield producers
-        consumers = GaugeMetricFamily(
-            "rocketmq_consumer_connections",
+        yield gauge(
+            "rocketmq_consumer_connections{consumer_group}",
             "Connections of the consumers of a group.",
-            labels=(*_LABELS, "consumer_group"),
+            [(name, len(group.clients)) for name, group in list(core.clients.consumers.items())],
         )
-        for name, group in list(core.clients.consumers.items()):
-            consumers.add_metric([*labels, name], len(group.clients))
-        yield consumers
-        out = CounterMetricFamily(
-            "rocketmq_group_messages_out_total",
+        got = list(core.counts.got.items())
+        yield counter(
+            "rocketmq_group_messages_out_total{topic,consumer_group}",
             "Messages that the broker sent to consumers of a group.",
-            labels=(*_LABELS, "topic", "consumer_group"),
+            [(*key, count) for key, count in got],
         )
-        size = CounterMetricFamily(
-            "rocketmq_group_throughput_out_total",
+        yield counter(
+            "rocketmq_group_throughput_out_total{topic,consumer_group}",
             "Bytes that the broker sent to consumers of a group.",
-            labels=(*_LABELS, "topic", "consumer_group"),
+            [(*key, core.counts.got_bytes[key]) for key, _ in got],
         )
-        for (topic, group_name), count in list(core.counts.got.items()):
-            out.add_metric([*labels, topic, group_name], count)
-            size.add_metric([*labels, topic, group_name], core.counts.got_bytes[topic, group_name])
-        yield out
-        yield size
-        requests = CounterMetricFamily(
-            "logquarry_requests_total", "Requests by their code.", labels=(*_LABELS, "code")
+        yield counter(
+            "logquarry_requests_total{code}",
+            "Requests by their code.",
+            [(str(code), count) for code, count in list(core.counts.requests.items())],
         )
-        for code, count in list(core.counts.requests.items()):
-            requests.add_metric([*labels, str(code)], count)
-        yield requests
-        refused = CounterMetricFamily(
-            "logquarry_sends_refused_total", "Sends that got SYSTEM_BUSY.", labels=_LABELS
+        yield counter(
+            "logquarry_sends_refused_total",
+            "Sends that got SYSTEM_BUSY.",
+            [(core.counts.refused,)],
         )
-        refused.add_metric(labels, core.counts.refused)
-        yield refused
-        held = GaugeMetricFamily(
-            "logquarry_waiting_jobs",
+        yield gauge(
+            "logquarry_waiting_jobs{lane}",
             "Store calls that wait for a thread.",
-            labels=(*_LABELS, "lane"),
+            [(name, getattr(core.lanes, name).waiting) for name in ("puts", "gets", "slow")],
         )
-        for name in ("puts", "gets", "slow"):
-            held.add_metric([*labels, name], getattr(core.lanes, name).waiting)
-        yield held
 
 
 class MetricsServer:

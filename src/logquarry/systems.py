@@ -50,6 +50,22 @@ READ_ONLY = (
 """Flags of :func:`os.open` for reading a file of a store."""
 
 
+@contextmanager
+def opened(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Open a file or folder for a ``with`` block, and yield its descriptor."""
+    descriptor = os.open(path, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def sync_path(path: str | os.PathLike[str]) -> None:
+    """Sync the bytes of a file, or the names in a folder."""
+    with opened(path) as descriptor:
+        os.fsync(descriptor)
+
+
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """Read a small file whole.
 
@@ -58,18 +74,16 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     Raises:
         OSError: if the path is no regular file, cannot be read, or does not fit into memory.
     """
-    descriptor = os.open(path, READ_ONLY)
-    try:
+    with opened(path, READ_ONLY) as descriptor:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
             code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
             raise OSError(code, "not a regular file", os.fspath(path))
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read()
-    except (MemoryError, OverflowError):
-        raise OSError(errno.EFBIG, "too large to be read", os.fspath(path)) from None
-    finally:
-        os.close(descriptor)
+        try:
+            with open(descriptor, "rb", closefd=False) as file:
+                return file.read()
+        except (MemoryError, OverflowError):
+            raise OSError(errno.EFBIG, "too large to be read", os.fspath(path)) from None
 
 
 def folders_below(
@@ -247,16 +261,9 @@ def is_marked(folder: str | os.PathLike[str]) -> bool:
     """Return whether a process of this machine has marked a folder (:class:`FolderMark`)."""
     if getattr(fcntl, "F_OFD_GETLK", None) is None:
         return False
-    try:
-        descriptor = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return False
-    try:
+    with suppress(OSError), opened(folder or ".", os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         return _is_locked_for(descriptor)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+    return False
 
 
 def _is_locked_for(descriptor: int) -> bool:
@@ -272,12 +279,8 @@ def _is_locked_for(descriptor: int) -> bool:
 
 def folder_holders(folder: Path) -> list[int]:
     """Return the ids of the processes that have marked a folder; empty if they are unknown."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            return lock_holders(descriptor)
-        finally:
-            os.close(descriptor)
+    with suppress(OSError), opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        return lock_holders(descriptor)
     return []
 
 
@@ -304,20 +307,15 @@ def _is_locked_by(process: Path, name: str, wanted: os.stat_result) -> bool:
 
 
 def _is_locked_elsewhere(path: str | os.PathLike[str]) -> bool:
-    try:
-        descriptor = os.open(path, READ_ONLY)
-    except OSError:
-        return False
-    try:
-        if fcntl is None:
+    with suppress(OSError), opened(path, READ_ONLY) as descriptor:
+        if fcntl is not None:
+            return _is_locked_for(descriptor)
+        try:
             # On Windows, a process fails to read a byte that another process has locked.
             read_at(descriptor, 1, 0)
-            return False
-        return _is_locked_for(descriptor)
-    except OSError as error:
-        return fcntl is None and isinstance(error, PermissionError)
-    finally:
-        os.close(descriptor)
+        except PermissionError:
+            return True
+    return False
 
 
 def file_limit() -> int:

@@ -242,13 +242,18 @@ def document(value: Any, names: Iterable[str] | None = None) -> dict[str, Any]:
 
 
 def json_value(value: Any) -> Any:
-    """Convert an attribute to its JSON value; an object's ``to_json`` takes precedence."""
+    """Convert an attribute to its JSON value; an object's ``to_json`` takes precedence.
+
+    A dataclass or a NamedTuple becomes an object.
+    """
     if hasattr(value, "to_json"):
         return value.to_json()
     if is_dataclass(value):
         return document(value)
     if isinstance(value, Mapping):
         return {key: json_value(item) for key, item in value.items()}
+    if hasattr(value, "_asdict"):
+        return {name: json_value(item) for name, item in value._asdict().items()}
     if isinstance(value, (list, tuple)):
         return [json_value(item) for item in value]
     return value

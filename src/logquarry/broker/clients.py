@@ -18,8 +18,7 @@ from logquarry.broker.connection import Connection
 from logquarry.errors import BadFilter
 from logquarry.format.properties import ANY_TAG, parse_tags
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
-from logquarry.store.consumer.sql_filter import SqlFilter
-from logquarry.store.consumer.sql_parser import parse
+from logquarry.store.consumer.sql_filter import SqlFilter, parse
 
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"

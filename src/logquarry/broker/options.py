@@ -97,8 +97,7 @@ class BrokerOptions:
     def __post_init__(self) -> None:
         arguments.check_fields(self)
         for name in ("port", "name_port"):
-            if not 0 <= getattr(self, name) <= 0xFFFF:
-                raise UsageError(f"{name} is {getattr(self, name)}; ports are 0 to 65535")
+            arguments.port(getattr(self, name), name)
         for name in _AT_LEAST_0:
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, and must be at least 0")

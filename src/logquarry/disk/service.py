@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Final, Protocol
 
 from logquarry.disk.file_place import HealthReason, Refusals
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import StoreError, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -190,15 +190,19 @@ def monotonic_ms() -> int:
 class Service(ABC):
     """A daemon thread that runs :meth:`run_once` at an interval, or after :meth:`wakeup`.
 
-    If :meth:`run_once` raises SyncDelayed, the service runs again after the interval. If
-    :meth:`run_once` raises another StoreUnavailable, for example because the store is poisoned, the
-    service ends. After any other exception, the thread poisons the store and ends.
+    If :meth:`run_once` raises SyncDelayed, the service runs again after the interval. It does so
+    too if :meth:`run_once` raises another error of the classes in ``retried``, and the store may
+    still be written. If :meth:`run_once` raises another StoreUnavailable, for example because the
+    store is poisoned, the service ends. After any other exception, the thread poisons the store and
+    ends.
 
     Args:
         interval_ms: pause between two runs; None to run only after :meth:`wakeup`.
         is_timed: whether the service runs only at the interval, so that :meth:`wakeup` has no
             effect.
     """
+
+    retried: tuple[type[StoreError], ...] = (SyncDelayed,)
 
     def __init__(
         self, name: str, health: Health, *, interval_ms: int | None, is_timed: bool = False
@@ -209,7 +213,7 @@ class Service(ABC):
         self.is_timed = is_timed
         self._wake = Flag()
         self._is_stopping = False
-        self._is_delayed = False
+        self._is_failing = False
         self._exited = Done()
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name=f"logquarry-{name}", daemon=True)
@@ -284,13 +288,17 @@ class Service(ABC):
     def _run_once(self) -> None:
         try:
             self.run_once()
-        except SyncDelayed as error:
+        except self.retried as error:
+            if not isinstance(error, SyncDelayed):
+                # After a failed sync, no later run can succeed: the error of this call ends the
+                # service.
+                self.health.require_writable()
             # Log only the first of several failures in a row.
-            if not self._is_delayed:
-                logger.warning("%s: %s", self.name, error)
-            self._is_delayed = True
+            if not self._is_failing:
+                logger.warning("%s failed, and will be retried: %s", self.name, error)
+            self._is_failing = True
         else:
-            self._is_delayed = False
+            self._is_failing = False
 
     def ended(self) -> None:  # noqa: B027
         """Called in the thread when the thread ends, for any reason."""

@@ -86,48 +86,6 @@ class _Found(NamedTuple):
     is_sure: bool
 
 
-class ConfigAnswers:
-    """Answers requests for tables with the content of a store's files. Not thread-safe."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._disk = Disk()
-        self._known: dict[str, _Found] = {}
-        self.given = 0
-
-    def answer(self, command: remoting.RemotingCommand) -> list[bytes]:
-        """Return the frame of the answer, as buffers to send one after the other."""
-        request = _BY_CODE.get(command.code)
-        if request is None:
-            remark = f" request type {command.code} not supported"
-            return [
-                remoting.encode(
-                    command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
-                )
-            ]
-        found = self._found(request.table)
-        if found.document is None:
-            # Do not send the reason why the file is invalid: the peer must not learn it.
-            name = request.table.file
-            remark = f"{name} cannot be served" if found.is_spoilt else request.nothing
-            return [remoting.encode(command.answer(ResponseCode.SYSTEM_ERROR, remark=remark))]
-        answer = command.answer(ResponseCode.SUCCESS, body=found.document)
-        self.given += 1
-        return [remoting.encode_head(answer), answer.body]
-
-    def _found(self, table: ConfigTable) -> _Found:
-        file = config_file(self._disk, self._root, table)
-        now = time.time_ns()
-        signatures = (_signature(file.path), _signature(file.backup))
-        known = self._known.get(table.file)
-        if known is None or known.signatures != signatures:
-            known = _load(file, table, signatures)
-            settled = (found is None or now - found[1] > _SETTLED_NS for found in signatures)
-            if known.is_sure and all(settled):
-                self._known[table.file] = known
-        return known
-
-
 def _load(
     file: ConfigFile[Any], table: ConfigTable, signatures: tuple[_Signature | None, ...]
 ) -> _Found:
@@ -184,8 +142,7 @@ class ConfigServerOptions(ServerOptions):
         # Call the base class by name: super() fails, because dataclass(slots=True) makes a new
         # class.
         ServerOptions.__post_init__(self)
-        if self.idle_ms <= 0:
-            raise UsageError(f"idle_ms is {self.idle_ms}; it must be above 0")
+        arguments.count(self.idle_ms, "idle_ms")
 
 
 class ConfigServerStatus(NamedTuple):
@@ -237,11 +194,13 @@ class ConfigServer(Server[_Asking]):
         surroundings: Surroundings | None = None,
     ) -> None:
         require_address(host, port, options, ConfigServerOptions)
-        self._answers = ConfigAnswers(Path(arguments.path(root, "root")))
+        self._root, self._disk = Path(arguments.path(root, "root")), Disk()
+        self._known: dict[str, _Found] = {}
+        self._answered = 0
         self._options = options or ConfigServerOptions()
         super().__init__(
             "the server of config/",
-            "logquarry-config",
+            "config",
             lambda sockets: _listeners(sockets, host, port, fast=self._options.fast_port),
             self._options,
             surroundings,
@@ -253,8 +212,8 @@ class ConfigServer(Server[_Asking]):
         return ConfigServerStatus(
             self.address,
             len(self._peers),
-            self._answers.given,
-            self._admission.refused,
+            self._answered,
+            self._refused,
             self.error is not None,
         )
 
@@ -278,7 +237,7 @@ class ConfigServer(Server[_Asking]):
                 peer.has_asked = True
                 peer.heard_ms = now
                 if not (command.is_response or command.is_oneway):
-                    wire.send(self._answers.answer(command))
+                    wire.send(self._answer(command))
                 # Read now: TLS may have buffered further bytes, of which the selector does not
                 # know.
                 self._read(peer)
@@ -305,10 +264,40 @@ class ConfigServer(Server[_Asking]):
                     return
                 peer.asked.extend(peer.reader.receive_data(self._buffer[:count]))
         except ProtocolViolation as violation:
-            self._admission.refuse(peer.wire.peer, str(violation))
+            self._refuse(peer.wire.peer, str(violation))
             self._drop(peer, None)
         except OSError as error:
             self._drop(peer, str(error))
+
+    # ------------------------------------------------------------------------------------ answers
+    def _answer(self, command: remoting.RemotingCommand) -> list[bytes]:
+        """Return the frame of the answer, as buffers to send one after the other."""
+        request = _BY_CODE.get(command.code)
+        if request is None:
+            code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+            remark = f" request type {command.code} not supported"
+            return [remoting.encode(command.answer(code, remark=remark))]
+        found = self._found(request.table)
+        if found.document is None:
+            # Do not send the reason why the file is invalid: the peer must not learn it.
+            name = request.table.file
+            remark = f"{name} cannot be served" if found.is_spoilt else request.nothing
+            return [remoting.encode(command.answer(ResponseCode.SYSTEM_ERROR, remark=remark))]
+        answer = command.answer(ResponseCode.SUCCESS, body=found.document)
+        self._answered += 1
+        return [remoting.encode_head(answer), answer.body]
+
+    def _found(self, table: ConfigTable) -> _Found:
+        file = config_file(self._disk, self._root, table)
+        now = time.time_ns()
+        signatures = (_signature(file.path), _signature(file.backup))
+        known = self._known.get(table.file)
+        if known is None or known.signatures != signatures:
+            known = _load(file, table, signatures)
+            settled = (found is None or now - found[1] > _SETTLED_NS for found in signatures)
+            if known.is_sure and all(settled):
+                self._known[table.file] = known
+        return known
 
     # -------------------------------------------------------------------------------- connections
     def _new(self, wire: Wire) -> _Asking:

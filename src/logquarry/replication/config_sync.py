@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from logquarry import arguments
 from logquarry.disk.config_file import ConfigTables
-from logquarry.disk.service import Flag, abandon_in_children, stays
+from logquarry.disk.service import Flag
 from logquarry.errors import LogquarryError, ProtocolViolation, StoreError, UsageError
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader, encode
 from logquarry.protocol.remoting_codes import ResponseCode
@@ -91,30 +91,27 @@ class ConfigSyncStatus(NamedTuple):
     has_ended: bool
 
 
-class _Asker:
-    def __init__(self, connection: socket.socket, timeout_s: float) -> None:
-        self._connection = connection
-        self._timeout = timeout_s
-        self._reader = RemotingReader()
-        self._opaque = 0
+def _answer(
+    connection: socket.socket, reader: RemotingReader, request: RemotingCommand, timeout_s: float
+) -> RemotingCommand:
+    """Send a request, and return its answer.
 
-    def ask(self, code: int) -> RemotingCommand:
-        # Raises OSError if the broker does not answer in time, and ProtocolViolation if it sends
-        # invalid bytes.
-        deadline = time.monotonic() + self._timeout
-        self._opaque += 1
-        self._connection.settimeout(self._timeout)
-        self._connection.sendall(encode(RemotingCommand(code=code, opaque=self._opaque)))
-        while (left := deadline - time.monotonic()) > 0:
-            self._connection.settimeout(left)
-            data = self._connection.recv(_RECEIVE)
-            if not data:
-                raise ConnectionError("the master's broker ended the connection")
-            # Skip answers to other requests, as RocketMQ does.
-            for command in self._reader.receive_data(data):
-                if command.is_response and command.opaque == self._opaque:
-                    return command
-        raise TimeoutError(f"no answer to request {code} in {self._timeout:g} s")
+    Raise OSError if the broker does not answer in time, and ProtocolViolation if it sends invalid
+    bytes.
+    """
+    deadline = time.monotonic() + timeout_s
+    connection.settimeout(timeout_s)
+    connection.sendall(encode(request))
+    while (left := deadline - time.monotonic()) > 0:
+        connection.settimeout(left)
+        data = connection.recv(_RECEIVE)
+        if not data:
+            raise ConnectionError("the master's broker ended the connection")
+        # Skip answers to other requests, as RocketMQ does.
+        for command in reader.receive_data(data):
+            if command.is_response and command.opaque == request.opaque:
+                return command
+    raise TimeoutError(f"no answer to request {request.code} in {timeout_s:g} s")
 
 
 def sync_config(
@@ -147,9 +144,6 @@ class ConfigSync(Worker):
     first copy. The store must be open for writing with ``broker_role`` SLAVE. Close this object
     before you close the store.
 
-    Attributes:
-        error: the error that has stopped the thread; None while it runs.
-
     Raises:
         StoreUnavailable: if the store is not open for writing.
         UsageError: if the store is not a slave.
@@ -172,31 +166,20 @@ class ConfigSync(Worker):
         self._times = 0
         self._last: ConfigSynced | None = None
         self._trouble = ""
-        self._is_closing = False
         self._wake = Flag()
-        self.error: LogquarryError | None = None
-        self._threads = [
-            threading.Thread(target=self._run, name="logquarry-config-sync", daemon=True)
-        ]
-        abandon_in_children(self)
+        super().__init__(_END_SECONDS, {"config-sync": self._run})
 
     # -------------------------------------------------------------------------------------- life
-    def close(self) -> None:
-        """Stop copying. A second call does nothing."""
-        self._is_closing = True
+    def _interrupt(self) -> None:
         self._wake.set()
         connection = self._connection
         if connection is not None:
             # End the connection: the thread may be waiting for an answer over it.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        (thread,) = self._threads
-        if thread.ident is not None:
-            thread.join(_END_SECONDS)
-        stays(self)
 
     def abandon_in_child(self) -> None:
-        """Close the socket in a forked child; see :mod:`logquarry.disk.service`."""
+        """See :meth:`Worker.abandon_in_child`."""
         connection = self._connection
         if connection is not None:
             with contextlib.suppress(OSError):
@@ -252,14 +235,15 @@ class ConfigSync(Worker):
                 name = options.server_name or self._host
                 connection = options.tls.wrap_socket(connection, server_hostname=name)
             self._connection = connection
-            asker = _Asker(connection, options.timeout)
+            reader = RemotingReader()
             written: list[str] = []
             missing: list[str] = []
             problems: list[str] = []
-            for request in REQUESTS:
+            for opaque, request in enumerate(REQUESTS, 1):
                 if self._is_closing:
                     raise ConnectionError("the copying was closed")
-                answer = asker.ask(request.code)
+                command = RemotingCommand(code=request.code, opaque=opaque)
+                answer = _answer(connection, reader, command, options.timeout)
                 name = request.table.file
                 try:
                     if answer.code == ResponseCode.SUCCESS:

@@ -121,7 +121,7 @@ class HaMaster(Server[_Slave]):
         self._options = options or MasterOptions()
         super().__init__(
             "the master",
-            "logquarry-ha-master",
+            "ha-master",
             lambda sockets: [sockets.listen(host, port)],
             self._options,
             surroundings,
@@ -148,7 +148,7 @@ class HaMaster(Server[_Slave]):
             feed.max_offset,
             feed.replicas.acknowledged,
             tuple(views),
-            self._admission.refused,
+            self._refused,
             self.error is not None,
         )
 
@@ -253,7 +253,7 @@ class HaMaster(Server[_Slave]):
             self._heard(slave, violation.events)
             with contextlib.suppress(OSError):
                 slave.wire.send(slave.machine.data_to_send())
-            self._admission.refuse(slave.wire.peer, str(violation))
+            self._refuse(slave.wire.peer, str(violation))
             self._drop(slave, None)
         except OSError as error:
             self._drop(slave, str(error))

@@ -14,7 +14,6 @@ import logging
 import selectors
 import socket
 import ssl
-import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from logquarry import arguments
-from logquarry.disk.service import abandon_in_children, stays
 from logquarry.errors import LogquarryError, ReplicationError, UsageError
 from logquarry.replication.wire import Surroundings, Waits, Wire, Worker, address_text, drive
 
@@ -31,36 +29,6 @@ logger = logging.getLogger(__name__)
 Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
 
-class Admission:
-    """Decides which addresses may connect, counts refused connections, and logs them. Not
-    thread-safe.
-    """
-
-    def __init__(self, allowed: Networks | None, now_ms: Callable[[], int]) -> None:
-        self._allowed = allowed
-        self._now_ms = now_ms
-        self._noted_ms: int | None = None
-        self.refused = 0
-
-    def allows(self, host: str) -> bool:
-        """Whether an address may connect."""
-        if self._allowed is None:
-            return True
-        address = ipaddress.ip_address(host.partition("%")[0])
-        mapped = getattr(address, "ipv4_mapped", None)
-        return any((mapped or address) in network for network in self._allowed)
-
-    def refuse(self, peer: str, reason: str) -> None:
-        """Count a refusal, and log it."""
-        self.refused += 1
-        # Log at most one line per second, so that repeated connections do not fill the disk.
-        now = self._now_ms()
-        if self._noted_ms is None or now - self._noted_ms >= 1_000:
-            self._noted_ms = now
-            logger.warning("%s was refused: %s (%d so far)", peer, reason, self.refused)
-
-
-# --------------------------------------------------------------------------------------- the server
 LONGEST_WAIT_MS: Final = 1_000
 _PAUSE_SECONDS: Final = 0.01
 _END_SECONDS: Final = 10.0
@@ -81,8 +49,7 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         arguments.check_fields(self)
-        if self.max_connections <= 0:
-            raise UsageError(f"max_connections is {self.max_connections}; it must be above 0")
+        arguments.count(self.max_connections, "max_connections")
         self.networks()
 
     def networks(self) -> Networks | None:
@@ -119,9 +86,6 @@ class Server(Worker, Generic[P]):
         listen: returns the listening sockets. The server's address is the first socket's address.
         surroundings: provides clock and sockets. A test passes its own, to simulate them.
         read_size: maximum number of bytes to read at once.
-
-    Attributes:
-        error: the error that has ended the server; None while it runs.
     """
 
     def __init__(
@@ -136,8 +100,9 @@ class Server(Worker, Generic[P]):
         self._name = name
         self._surroundings = surroundings or Surroundings()
         self._max_connections, self._tls = options.max_connections, options.tls
-        self._admission = Admission(options.networks(), self._surroundings.now_ms)
-        self.error: LogquarryError | None = None
+        self._allowed = options.networks()
+        self._refused = 0
+        self._noted_ms: int | None = None
         with contextlib.ExitStack() as made:
             # If the next lines fail, for example without free descriptors, close the listeners, so
             # that the port is free again.
@@ -153,28 +118,14 @@ class Server(Worker, Generic[P]):
             made.pop_all()
         self._peers: list[P] = []
         self._buffer = memoryview(bytearray(read_size))
-        self._is_closing = False
-        self._threads = [threading.Thread(target=self._run, name=thread, daemon=True)]
-        abandon_in_children(self)
+        super().__init__(_END_SECONDS, {thread: self._run})
 
     # -------------------------------------------------------------------------------------- life
-    def close(self) -> None:
-        """End all connections and the thread, and stop listening. A second call does nothing."""
-        self._is_closing = True
+    def _interrupt(self) -> None:
         self._wake.force()
-        (thread,) = self._threads
-        if thread.ident is not None:
-            thread.join(_END_SECONDS)
-            if thread.is_alive():
-                logger.warning("%s has not ended in %s s", self._name, _END_SECONDS)
-        else:
-            self._end()
-        stays(self)
 
     def abandon_in_child(self) -> None:
-        """Close the sockets in a forked child; see :mod:`logquarry.disk.service`."""
-        # While the child has a copy of a socket open, the peer does not notice that the connection
-        # has ended.
+        """See :meth:`Worker.abandon_in_child`."""
         for peer in self._peers:
             peer.wire.abandon()
         for listener in self._listeners:
@@ -237,6 +188,21 @@ class Server(Worker, Generic[P]):
         """Read the bytes that a peer has sent. The peer may have been removed in the meantime."""
 
     # -------------------------------------------------------------------------------- connections
+    def _allows(self, host: str) -> bool:
+        if self._allowed is None:
+            return True
+        address = ipaddress.ip_address(host.partition("%")[0])
+        mapped = getattr(address, "ipv4_mapped", None)
+        return any((mapped or address) in network for network in self._allowed)
+
+    def _refuse(self, peer: str, reason: str) -> None:
+        self._refused += 1
+        # Log at most one line per second, so that repeated connections do not fill the disk.
+        now = self._surroundings.now_ms()
+        if self._noted_ms is None or now - self._noted_ms >= 1_000:
+            self._noted_ms = now
+            logger.warning("%s was refused: %s (%d so far)", peer, reason, self._refused)
+
     @abstractmethod
     def _new(self, wire: Wire) -> P:
         """Return the object that represents a new connection."""
@@ -258,25 +224,25 @@ class Server(Worker, Generic[P]):
             # The process has no free descriptor, or the peer has already disconnected. Without a
             # free descriptor, the selector reports the listener again at once. Pause, or this loop
             # would use a whole CPU.
-            self._admission.refuse("?", str(error))
+            self._refuse("?", str(error))
             time.sleep(_PAUSE_SECONDS)
             return
         name = address_text(address)
-        if not self._admission.allows(address[0]):
+        if not self._allows(address[0]):
             # Count the refusal before the close: as soon as the peer sees the close, status() must
             # have it.
-            self._admission.refuse(name, "the address is not in allow")
+            self._refuse(name, "the address is not in allow")
             connection.close()
             return
         if len(self._peers) >= self._max_connections and not self._make_room():
-            self._admission.refuse(name, f"{len(self._peers)} peers are connected (the maximum)")
+            self._refuse(name, f"{len(self._peers)} peers are connected (the maximum)")
             connection.close()
             return
         try:
             wire = Wire(connection, tls=self._tls)
         except (OSError, ValueError) as error:
             connection.close()
-            self._admission.refuse(name, str(error))
+            self._refuse(name, str(error))
             return
         peer = self._new(wire)
         try:
@@ -284,7 +250,7 @@ class Server(Worker, Generic[P]):
         except (OSError, ValueError) as error:
             # Close the wire, and not the accepted socket: with TLS, the wire has another socket.
             wire.close()
-            self._admission.refuse(name, str(error))
+            self._refuse(name, str(error))
             return
         self._came(peer)
         self._peers.append(peer)
@@ -293,7 +259,7 @@ class Server(Worker, Generic[P]):
         for peer in self._peers:
             reason = self._silence_of(peer)
             if reason is not None:
-                self._admission.refuse(peer.wire.peer, f"{reason}, and a new peer needs its place")
+                self._refuse(peer.wire.peer, f"{reason}, and a new peer needs its place")
                 self._drop(peer, None)
                 return True
         return False

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from logquarry import arguments
-from logquarry.disk.service import Done, Flag, abandon_in_children, stays
+from logquarry.disk.service import Done, Flag
 from logquarry.errors import (
-    LogquarryError,
     LogsDiverged,
     ProtocolViolation,
     ReplicationError,
@@ -46,7 +45,6 @@ from logquarry.store.message_store import StoreWriter
 logger = logging.getLogger(__name__)
 
 ACKNOWLEDGE: Final = ("flushed", "received")
-_LARGEST_OFFSET: Final = (1 << 63) - 1
 _RECEIVE: Final = 4 << 20
 _READS: Final = 16
 _LARGE: Final = 256 << 10
@@ -89,14 +87,9 @@ class SlaveOptions:
 
     def __post_init__(self) -> None:
         arguments.check_fields(self)
-        if self.acknowledge not in ACKNOWLEDGE:
-            raise UsageError(
-                f"acknowledge is {self.acknowledge!r}; it must be one of {', '.join(ACKNOWLEDGE)}"
-            )
-        if self.start is not None and not 0 <= self.start <= _LARGEST_OFFSET:
-            raise UsageError(f"start is {self.start}; it must be 0 to {_LARGEST_OFFSET}")
-        if self.overlap < 0:
-            raise UsageError(f"overlap is {self.overlap}; it must not be negative")
+        arguments.choice(self.acknowledge, "acknowledge", ACKNOWLEDGE)
+        arguments.optional(arguments.offset, self.start, "start")
+        arguments.offset(self.overlap, "overlap")
         if not 0 < self.first_pause <= self.longest_pause:
             raise UsageError(
                 f"first_pause is {self.first_pause} s and longest_pause {self.longest_pause} s: "
@@ -140,9 +133,6 @@ class HaSlave(Worker):
     Args:
         store: the store, open for writing with ``broker_role`` SLAVE, so that it rejects puts.
         surroundings: provides clock and sockets. A test passes its own, to simulate them.
-
-    Attributes:
-        error: the error that has ended the slave; None while it runs.
 
     Raises:
         UsageError: if the store's ``broker_role`` is not SLAVE.
@@ -188,34 +178,25 @@ class HaSlave(Worker):
         self._connections = 0
         self._trouble = ""
         self._failures = 0
-        self._is_closing = False
         self._ended = Done()
-        self.error: LogquarryError | None = None
-        self._threads = [
-            threading.Thread(target=run, name=f"logquarry-{name}", daemon=True)
-            for name, run in (("ha-slave", self._run), ("ha-slave-sync", self._run_sync))
-        ]
-        abandon_in_children(self)
+        super().__init__(_END_SECONDS, {"ha-slave": self._run, "ha-slave-sync": self._run_sync})
 
     # -------------------------------------------------------------------------------------- life
     def close(self) -> None:
-        """End the connection and the threads. A second call does nothing."""
-        self._is_closing = True
+        """See :meth:`Worker.close`."""
+        super().close()
+        self._wake.close()
+
+    def _interrupt(self) -> None:
         self._wake.force()
         self._sync_wanted.set()
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(_END_SECONDS)
-        if self._threads[0].ident is None:
-            # No thread was started, so no thread sets the event for wait().
-            self._ended.set()
-        self._wake.close()
-        stays(self)
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._sync_wanted.set()
 
     def abandon_in_child(self) -> None:
-        """Close the socket in a forked child; see :mod:`logquarry.disk.service`."""
-        # While the child has a copy of the socket open, the master does not notice that the
-        # connection has ended.
+        """See :meth:`Worker.abandon_in_child`."""
         wire = self._wire
         if wire is not None:
             wire.abandon()
@@ -282,8 +263,7 @@ class HaSlave(Worker):
         except Exception as error:
             self._fail(error)
         finally:
-            self._ended.set()
-            self._sync_wanted.set()
+            self._end()
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, ReplicationError | StoreError):

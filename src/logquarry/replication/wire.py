@@ -7,6 +7,7 @@ waits for its events. A test advances a simulated clock instead.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import selectors
 import socket
@@ -14,14 +15,17 @@ import ssl
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import islice
 from typing import Final, Self
 
 from logquarry import arguments
-from logquarry.disk.service import monotonic_ms
+from logquarry.disk.service import abandon_in_children, monotonic_ms, stays
+from logquarry.errors import LogquarryError
 from logquarry.protocol.ha_messages import Buffer
 from logquarry.store.message_store import MessageStore
+
+logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 64
 
@@ -117,9 +121,25 @@ def require_address(host: object, port: object, options: object, kind: type) -> 
 
 
 class Worker(ABC):
-    """Base of an object that runs threads. :meth:`start` or a ``with`` block starts the threads."""
+    """Base of an object that runs threads. :meth:`start` or a ``with`` block starts the threads.
 
-    _threads: Sequence[threading.Thread]
+    Args:
+        patience_s: maximum number of seconds that :meth:`close` waits for each thread.
+        threads: the name of each thread, and the function that it runs.
+
+    Attributes:
+        error: the error that has ended the threads; None while they run.
+    """
+
+    def __init__(self, patience_s: float, threads: Mapping[str, Callable[[], None]]) -> None:
+        self.error: LogquarryError | None = None
+        self._is_closing = False
+        self._patience_s = patience_s
+        self._threads = [
+            threading.Thread(target=run, name=f"logquarry-{name}", daemon=True)
+            for name, run in threads.items()
+        ]
+        abandon_in_children(self)
 
     def start(self) -> None:
         """Start the threads."""
@@ -132,9 +152,33 @@ class Worker(ABC):
             self.close()
             raise
 
-    @abstractmethod
     def close(self) -> None:
-        """End the threads. A second call does nothing."""
+        """End all connections and the threads. A second call does nothing."""
+        self._is_closing = True
+        self._interrupt()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(self._patience_s)
+                if thread.is_alive():
+                    logger.warning("%s has not ended in %s s", thread.name, self._patience_s)
+        if self._threads[0].ident is None:
+            self._end()
+        stays(self)
+
+    @abstractmethod
+    def _interrupt(self) -> None:
+        """Wake the threads, so that they notice the closing."""
+
+    def _end(self) -> None:  # noqa: B027
+        """Do the first thread's last work. :meth:`close` calls this if no thread was started."""
+
+    @abstractmethod
+    def abandon_in_child(self) -> None:
+        """Close the sockets in a forked child; see :mod:`logquarry.disk.service`.
+
+        While the child has a copy of a socket open, the peer does not notice that the connection
+        has ended.
+        """
 
     def __enter__(self) -> Self:
         self.start()

@@ -33,7 +33,7 @@ from pyarrow import fs as pafs
 from logquarry.disk.folders import lock_folder
 from logquarry.errors import CorruptFile, UsageError
 from logquarry.log.location import absolute, arrow_folder
-from logquarry.systems import fcntl
+from logquarry.systems import fcntl, sync_path
 from logquarry.text import listed
 
 
@@ -120,11 +120,7 @@ class OutputFolder:
             return
         words = path.split("/")
         for count in range(len(words), -1, -1):
-            descriptor = os.open(self._full("/".join(words[:count])), os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_path(self._full("/".join(words[:count])))
 
     def move(self, source: str, target: str) -> None:
         """Move a file; replace an existing target."""

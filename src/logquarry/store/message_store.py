@@ -10,8 +10,9 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal, NoReturn, Self, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, overload
 
 from logquarry import arguments
 from logquarry.config import StoreConfig
@@ -20,6 +21,9 @@ from logquarry.store.reader import BaseReader, ReadOnlyStore
 from logquarry.store.reads import StoreReads
 from logquarry.store.writer import BaseWriter
 from logquarry.units import Clock
+
+if TYPE_CHECKING:
+    from logquarry.store.stats import StoreStats
 
 Mode = Literal["r", "rw"]
 
@@ -127,6 +131,10 @@ class MessageStore(StoreReads):
         return StoreReader.start(
             path, config=config, broker=broker, storage_options=storage_options
         )
+
+    @abstractmethod
+    def stats(self) -> StoreStats:
+        """Return the store's contents, and counts of calls of this object (:class:`StoreStats`)."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise WrongType(

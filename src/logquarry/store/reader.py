@@ -43,6 +43,7 @@ from logquarry.units import now_ms
 
 if TYPE_CHECKING:
     from logquarry.store.consumer.registry import Consumers
+    from logquarry.store.state import StateReader
     from logquarry.store.stats import StoreStats
     from logquarry.store.store_engine import StoreEngine
     from logquarry.write.put_many import ManyWriter, PutManyResult
@@ -120,7 +121,6 @@ class BaseReader(StoreReads):
         The counts of calls are 0, because a reader does not count its calls.
         """
         self._require_open()
-        # Import late, because the import takes 0.1 s.
         from logquarry.store.stats import StatsRecorder
 
         state = self._state.read(now_ms)
@@ -129,6 +129,13 @@ class BaseReader(StoreReads):
             flush_behind=state.flush_behind or 0,
             state=state,
         )
+
+    @cached_property
+    def _state(self) -> StateReader:
+        # Import late, because the import takes 0.1 s.
+        from logquarry.store.state import StateReader
+
+        return StateReader(self)
 
     # --------------------------------------------------------------------------------------- log
     @property

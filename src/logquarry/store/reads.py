@@ -10,7 +10,6 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime
 from functools import cached_property
-from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from logquarry import arguments
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from logquarry.log.batches import DamageLog, OnDamage
     from logquarry.store.consumer.consumer import Consumer
     from logquarry.store.consumer.registry import Consumers
-    from logquarry.store.state import StateReader
-    from logquarry.store.stats import StoreStats
 
 
 Time = int | str | date
@@ -74,19 +71,10 @@ class StoreReads(LogReads):
     def refresh(self) -> None:
         """List the store's folders again."""
 
-    @abstractmethod
-    def stats(self) -> StoreStats:
-        """Return the store's contents, and counts of calls of this object (:class:`StoreStats`)."""
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -115,13 +103,6 @@ class StoreReads(LogReads):
     def _look_again(self) -> None:
         if self.has_queue_files:
             self.refresh()
-
-    @cached_property
-    def _state(self) -> StateReader:
-        # Import late, because the import takes 0.1 s.
-        from logquarry.store.state import StateReader
-
-        return StateReader(self)
 
     @property
     def has_abort(self) -> bool:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
-from logquarry.config import StoreConfig
 from logquarry.dialect31.open_transactions import (
     TransactionBook,
     open_in,
@@ -26,9 +25,10 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.log_queues import QueueKey, RetainedCounter
+from logquarry.read.log_queues import RetainedCounter
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import rocksdb_folders
+from logquarry.store.reads import StoreReads
 from logquarry.store.retention.rules import least_used
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, HalfCounter, ended_by
 from logquarry.text import document
@@ -39,45 +39,7 @@ an abort file. ``closed``: it was shut down cleanly.
 """
 
 
-class StateSource(Protocol):
-    """A store whose state can be read."""
-
-    @property
-    def layout(self) -> StoreLayout:
-        """The store's files."""
-
-    @property
-    def config(self) -> StoreConfig:
-        """The store's settings."""
-
-    @property
-    def is_live(self) -> bool:
-        """Whether a process holds the store's lock."""
-
-    @property
-    def has_abort(self) -> bool:
-        """Whether the store is open for writing, or was not shut down cleanly (file ``abort``)."""
-
-    @property
-    def min_offset(self) -> int:
-        """Physical offset at which the log starts."""
-
-    @property
-    def max_offset(self) -> int:
-        """Physical offset at which the log ends."""
-
-    @property
-    def bound(self) -> int | None:
-        """Physical offset at which a read of the whole log must end; None if there is no bound."""
-
-    def queues(self) -> tuple[QueueKey, ...]:
-        """Return topic and queue id of each queue."""
-
-    def queue(self, topic: str, queue_id: int) -> Queue | None:
-        """Return one queue; None if there is no such queue."""
-
-
-def condition(store: StateSource) -> State:
+def condition(store: StoreReads) -> State:
     """Return the state of a store (see :data:`State`)."""
     return "live" if store.is_live else "crashed" if store.has_abort else "closed"
 
@@ -157,17 +119,13 @@ class StoreState:
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as a JSON document."""
-        return document(self) | {
-            "retained": {name: topic._asdict() for name, topic in self.retained.items()},
-            "consumer_lag": [lag._asdict() for lag in self.consumer_lag],
-            "delay_levels": [level._asdict() for level in self.delay_levels],
-        }
+        return document(self)
 
 
 class StateReader:
     """Reads the state of one store. A cache makes the next reading faster. Any thread may read."""
 
-    def __init__(self, store: StateSource) -> None:
+    def __init__(self, store: StoreReads) -> None:
         self._store = store
         self._retained = RetainedCounter()
         self._halves = HalfCounter()
@@ -355,7 +313,7 @@ class Transactions:
     unreadable: int = 0
 
 
-def transactions(store: StateSource) -> Transactions:
+def transactions(store: StoreReads) -> Transactions:
     """Read the outcomes of the half messages in a store."""
     found = _prepared(store) if store.layout.has_state_table else Transactions()
     log = CommitLog(store.layout)
@@ -386,7 +344,7 @@ def transactions(store: StateSource) -> Transactions:
     return found
 
 
-def _prepared(store: StateSource) -> Transactions:
+def _prepared(store: StoreReads) -> Transactions:
     found = Transactions()
     book = TransactionBook()
     for event in LogReader(store.layout, bound=store.bound).events():
@@ -431,7 +389,7 @@ def _half(queue_id: int, offset: int, half: frame.Frame) -> HalfMessage:
     )
 
 
-def _committed(store: StateSource, halves: dict[int, HalfMessage]) -> set[int]:
+def _committed(store: StoreReads, halves: dict[int, HalfMessage]) -> set[int]:
     if not halves:
         return set()
     # Import late: the modules import pyarrow, and only this function needs it.

@@ -95,11 +95,7 @@ class StoreStats:
 
     def to_json(self) -> dict[str, Any]:
         """Return the statistics as a JSON document."""
-        rates = ("put_rates", "get_rates", "get_found_rates", "get_missed_rates")
-        return document(self) | {
-            "topics": {name: found._asdict() for name, found in self.topics.items()},
-            **{name: getattr(self, name)._asdict() for name in rates},
-        }
+        return document(self)
 
 
 class _Sample(NamedTuple):

@@ -63,11 +63,13 @@ class BaseWriter(LiveStore):
 
     def __init__(self, engine: StoreEngine, layout: StoreLayout, *, broker: str) -> None:
         from logquarry.store.services import Services
+        from logquarry.store.state import StateReader
 
         super().__init__(engine, layout, broker=broker)
         self._found_time: int | None = None
         engine.retention.removed = self._release_views
         self._services = Services(engine, self)
+        self._state = StateReader(self)
         self._services.start_prepared_checks()
 
     @classmethod

@@ -20,7 +20,7 @@ from logquarry.disk.disk import Disk
 from logquarry.errors import StoreError, UsageError
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
-from logquarry.store.consumer.sql_parser import parse
+from logquarry.store.consumer.sql_filter import parse
 from tests.helpers.broker_client import (
     SMALL,
     SUSPENDS,

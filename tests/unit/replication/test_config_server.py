@@ -202,7 +202,7 @@ def test_a_server_that_fails_says_so(master: Path, monkeypatch: pytest.MonkeyPat
     def failing(*_: object) -> list[bytes]:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(config_server.ConfigAnswers, "answer", failing)
+    monkeypatch.setattr(config_server.ConfigServer, "_answer", failing)
     with ConfigServer(master) as server, Client(server) as client:
         assert not server.status().has_ended
         client.say(asking())

@@ -21,8 +21,7 @@ from logquarry.format import java
 from logquarry.format import properties as props
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
-from logquarry.store.consumer.sql_filter import SqlFilter
-from logquarry.store.consumer.sql_parser import parse
+from logquarry.store.consumer.sql_filter import SqlFilter, parse
 from logquarry.stored_message import StoredMessage
 from logquarry.write.message_rules import BROKER_CHECK, LONGEST_TOPIC, name_fault
 

@@ -142,15 +142,11 @@ class Consumers:
 class _Saver(Service):
     """Writes the offsets periodically (``BrokerController``: every 5 s)."""
 
+    retried = (StoreError,)
+
     def __init__(self, save: Callable[[], None], health: Health, interval_ms: int) -> None:
         super().__init__("consumer-offsets", health, interval_ms=interval_ms)
         self._save = save
 
     def run_once(self) -> None:
-        try:
-            self._save()
-        except StoreError as error:
-            # If a sync has failed, raise an error that ends the service: otherwise the warning
-            # below would repeat forever.
-            self.health.require_writable()
-            logger.warning("consumer offsets not written: %s", error)
+        self._save()

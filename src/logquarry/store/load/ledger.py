@@ -31,7 +31,7 @@ from logquarry.format.java import LONG_MAX
 from logquarry.log.store_files import INTENT, LOADS
 from logquarry.repair.recover.apply import disk_json
 from logquarry.store.load.segment import Segment
-from logquarry.systems import read_file
+from logquarry.systems import read_file, sync_path
 from logquarry.text import document
 
 if TYPE_CHECKING:
@@ -299,11 +299,7 @@ class DeadLetters:
             return None
         try:
             self._writer.close()
-            descriptor = os.open(self.path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_path(self.path)
         except OSError as error:
             raise StoreUnavailable(f"{self.path}: cannot be written: {error}") from error
         return self.path.name

@@ -124,7 +124,7 @@ class Loads:
         if segments:
             self._sync_names(intent)
             self.ledger.begin(intent)
-            self._append(intent, 0, 0)
+            self._append(intent, 0)
         self._done(intent)
         return Loaded(intent.rows, intent.bytes, end, self.log.wrote_offset)
 
@@ -151,7 +151,7 @@ class Loads:
                     "To keep the log as it is, without the rest of the load, move "
                     f"{self.ledger.folder / INTENT} out of the store"
                 )
-            self._append(intent, *found.place)
+            self._append(intent, found.place)
         self._done(intent)
         logger.warning("%s: finished an interrupted load: %s", self.root, intent.load)
 
@@ -167,15 +167,17 @@ class Loads:
             if place == top:
                 break
 
-    def _append(self, intent: Intent, first: int, start: int) -> None:
+    def _append(self, intent: Intent, place: int) -> None:
+        """Append the load's frames from a place on (:class:`StagedLoad`)."""
         # The log must not create the next file in advance, unless the load needs this file.
         self.log.reach = intent.start + intent.bytes
         try:
-            for segment in intent.segments[first:]:
-                folder = intent.folder(self.root)
-                with closing(SegmentReader(folder, segment, check=False)) as reader:
-                    self.staged.append(reader.frames, start)
-                start = 0
+            for segment in intent.segments:
+                if place < segment.bytes:
+                    folder = intent.folder(self.root)
+                    with closing(SegmentReader(folder, segment, check=False)) as reader:
+                        self.staged.append(reader.frames, max(0, place))
+                place -= segment.bytes
         finally:
             self.log.reach = None
 

@@ -10,8 +10,10 @@ too.
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,18 +25,23 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.store.load.segment import Segment, SegmentReader, StagedFrames, same_frames
 
-Place = tuple[int, int]
-"""A staged frame: the number of its segment, and its position there."""
-
 UNKNOWN: Final = -1
 
 
 class StagedLoad:
-    """The staged frames of a load, in the order of its segments. One segment at a time is open."""
+    """The staged frames of a load, in the order of its segments. One segment at a time is open.
+
+    A place is the number of bytes of frames before a frame, in all segments together.
+
+    Attributes:
+        end: the place after the last frame.
+    """
 
     def __init__(self, folder: Path, segments: Sequence[Segment]) -> None:
         self._folder = folder
         self._segments = segments
+        self._ends = list(accumulate(segment.bytes for segment in segments))
+        self.end = self._ends[-1] if segments else 0
         self._open: tuple[int, SegmentReader] | None = None
 
     def close(self) -> None:
@@ -43,70 +50,56 @@ class StagedLoad:
             self._open[1].close()
             self._open = None
 
-    def frames(self, number: int) -> StagedFrames:
-        """Return the frames of a segment; they are valid until the next call."""
+    def frames(self, place: int) -> tuple[StagedFrames, int]:
+        """Return the frames of the segment in which a place is, and the position of the place
+        there. The frames are valid until the next call.
+        """
+        number = bisect_right(self._ends, place)
+        segment = self._segments[number]
         if self._open is None or self._open[0] != number:
             self.close()
             # The caller has verified the CRCs before.
-            self._open = number, SegmentReader(self._folder, self._segments[number], check=False)
-        return self._open[1].frames
+            self._open = number, SegmentReader(self._folder, segment, check=False)
+        return self._open[1].frames, place - self._ends[number] + segment.bytes
 
-    def settled(self, place: Place) -> Place:
-        """Return the given place, or, at the end of a segment, the start of the next segment."""
-        number, start = place
-        while number < len(self._segments) and start >= self._segments[number].bytes:
-            number, start = number + 1, 0
-        return number, start
-
-    def is_end(self, place: Place) -> bool:
-        """Whether no frame is at a place."""
-        return place[0] >= len(self._segments)
-
-    def frame(self, place: Place) -> memoryview:
+    def frame(self, place: int) -> memoryview:
         """Return the frame at a place."""
-        data = self.frames(place[0]).data
-        size = put_frames.size_at(data, place[1])
-        return data[place[1] : place[1] + (size or 0)]
+        frames, start = self.frames(place)
+        size = put_frames.size_at(frames.data, start)
+        return frames.data[start : start + (size or 0)]
 
-    def after(self, place: Place, size: int) -> Place | None:
+    def after(self, place: int, size: int) -> int | None:
         """Skip whole frames of ``size`` bytes in total; return the place after them. Return None if
         no whole frames have this total size, or if no frame follows them.
         """
-        while size > 0 and not self.is_end(place):
-            length = len(self.frame(place))
-            if not length:
-                return None
-            size -= length
-            place = self.settled((place[0], place[1] + length))
-        return None if size or self.is_end(place) else place
+        end = place + size
+        while place < min(end, self.end) and (frame := self.frame(place)):
+            place += len(frame)
+        return place if place == end < self.end else None
 
-    def find(self, other: memoryview, place: Place) -> Place | None:
+    def find(self, other: memoryview, place: int) -> int | None:
         """Search from a place on; return the place of the first frame that equals ``other``."""
-        numbers, starts, keys, order = self._index
+        places, keys, order = self._index
         key = _key(other)
         low, high = (int(np.searchsorted(keys, key, side)) for side in ("left", "right"))
-        for at in np.sort(order[low:high]).tolist():
-            found = int(numbers[at]), int(starts[at])
+        for found in places[np.sort(order[low:high])].tolist():
             if found >= place and put_frames.same(self.frame(found), other):
-                return found
+                return int(found)
         return None
 
     @cached_property
-    def _index(self) -> tuple[Int64, Int64, Int64, Int64]:
-        # Four arrays: the segment and the position of each frame, in the order of the load; the
-        # sorted keys of the frames; and, for each of these keys, the number that its frame has in
-        # the load. Only a search after damage needs these arrays.
-        numbers, starts, keys = [], [], []
-        for number in range(len(self._segments)):
-            data, start = self.frames(number).data, 0
-            for size in put_frames.sizes_of(data):
-                numbers.append(number)
-                starts.append(start)
-                keys.append(_key(data[start : start + size]))
-                start += size
+    def _index(self) -> tuple[Int64, Int64, Int64]:
+        # Three arrays: the place of each frame, in the order of the load; the sorted keys of the
+        # frames; and, for each of these keys, the number that its frame has in the load. Only a
+        # search after damage needs these arrays.
+        places, keys, place = [], [], 0
+        while place < self.end and (frame := self.frame(place)):
+            places.append(place)
+            keys.append(_key(frame))
+            place += len(frame)
         each = np.array(keys, np.int64)
         order = np.argsort(each, kind="stable")
-        return np.array(numbers, np.int64), np.array(starts, np.int64), each[order], order
+        return np.array(places, np.int64), each[order], order
 
 
 def _key(data: memoryview) -> int:
@@ -117,14 +110,14 @@ class Found(NamedTuple):
     """Which frames of a load are in the log.
 
     Attributes:
-        place: the first frame that the log lacks.
+        place: place of the first frame that the log lacks (:class:`StagedLoad`).
         torn: physical offset of this frame if the log has only a part of it: a power cut has left
             zeros in its topic or properties, which no CRC covers. None if the log has no part.
         is_unsure: whether messages of the log were lost after the last frame that was found. The
             log may then once have had further frames of the load.
     """
 
-    place: Place
+    place: int
     torn: int | None
     is_unsure: bool
 
@@ -133,11 +126,11 @@ class _Search:
     def __init__(self, load: StagedLoad, durable: int) -> None:
         self.load = load
         self.durable = durable
-        self.place = load.settled((0, 0))
+        self.place = 0
         self.torn: int | None = None
         self.lost: int | None = None
         """Bytes that the log lost since the last frame that was found; None without a loss."""
-        self._behind_damage: Place | None = None
+        self._behind_damage: int | None = None
 
     def lose(self, size: int) -> None:
         """Record that the log lost bytes here. ``size`` is their number, or UNKNOWN.
@@ -154,17 +147,17 @@ class _Search:
         there = run.window.data.data[: run.end - first]
         starts, sizes = run.rows[:, POSITION].astype(np.int64), run.rows[:, SIZE]
         row = 0
-        while row < len(starts) and not self.load.is_end(self.place):
+        while row < len(starts) and self.place < self.load.end:
             at = int(starts[row])
             other = there[at : at + int(sizes[row])]
             if self.lost is not None:
                 row += 1
                 self._resume(other)
                 continue
-            number, start = self.place
-            done, behind = same_frames(self.load.frames(number), start, there, at)
+            frames, start = self.load.frames(self.place)
+            done, behind = same_frames(frames, start, there, at)
             if done > start:
-                self.place = self.load.settled((number, done))
+                self.place += done - start
                 row = int(np.searchsorted(starts, behind))
                 continue
             frame = self.load.frame(self.place)
@@ -179,8 +172,8 @@ class _Search:
                 self.torn = first + at
                 return False
             else:
-                self.place = self.load.settled((number, start + len(other)))
-        return not self.load.is_end(self.place)
+                self.place += len(other)
+        return self.place < self.load.end
 
     def _resume(self, other: memoryview) -> None:
         """Search the rest of the load for ``other``, a frame that follows damage in the log."""
@@ -190,7 +183,7 @@ class _Search:
         if place is None or not put_frames.same(self.load.frame(place), other):
             place = self.load.find(other, self.place)
         if place is not None:
-            self.place = self.load.settled((place[0], place[1] + len(other)))
+            self.place = place + len(other)
             self.lost = self._behind_damage = None
 
 
@@ -222,7 +215,7 @@ def find_frames(
     if log.start > start:
         search.lose(UNKNOWN)
     for event in LogReader(layout).events(start, stop):
-        if isinstance(event, LogEnd) or load.is_end(search.place):
+        if isinstance(event, LogEnd) or search.place >= load.end:
             break
         if isinstance(event, ExpiredSpan):
             search.lose(UNKNOWN)

@@ -33,6 +33,7 @@ from logquarry.format.java import crc32
 from logquarry.log import codec
 from logquarry.log.filesystem import FileView, unreadable_file, whole_file
 from logquarry.read.log_queues import QueueKey
+from logquarry.systems import sync_path
 from logquarry.text import document
 from logquarry.write.commit_log_writer import CommitLogWriter
 from logquarry.write.log_appender import end_file
@@ -140,11 +141,7 @@ class SegmentWriter:
         self._write(footer + _TAIL.pack(self.bytes, len(footer), _MAGIC))
         try:
             os.fsync(self._descriptor)
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_path(self.path.parent)
         except OSError as error:
             raise _refused(self.path, error) from error
         finally:

@@ -202,36 +202,34 @@ class _Stays(Exception):
     """Raised if a log file must not be deleted; the text gives the reason."""
 
 
+@dataclass(eq=False)
 class _Planner:
-    def __init__(
-        self,
-        layout: StoreLayout,
-        rules: RetentionRules,
-        now_ms: int,
-        safe_end: int | None,
-        log_end: int | None,
-        held: frozenset[str],
-    ) -> None:
-        self._layout = layout
-        self._root = Path(layout.root)
-        self._rules = rules
-        self._now = now_ms
-        self._held = held
-        self._files = OpenFiles(layout)
-        self._log = layout.commit_log
-        if log_end is None:
-            entries = last_entries(layout, self._all_queues)
-            log_end = CommitLog(layout, files=self._files, last_entries=lambda: entries).max_offset
-        self._end = log_end
-        self._safe_end = log_end if safe_end is None else min(safe_end, log_end)
+    layout: StoreLayout
+    rules: RetentionRules
+    now: int
+    safe_end: int | None
+    log_end: int | None
+    held: frozenset[str]
+
+    def __post_init__(self) -> None:
+        self._root = Path(self.layout.root)
+        self._files = OpenFiles(self.layout)
+        self._log = self.layout.commit_log
+        self._reads = CommitLog(
+            self.layout,
+            files=self._files,
+            last_entries=lambda: last_entries(self.layout, self._all_queues),
+        )
+        self._end = self._reads.max_offset if self.log_end is None else self.log_end
+        self._safe_end = min(self._end, self._end if self.safe_end is None else self.safe_end)
 
     @cached_property
     def _all_queues(self) -> list[FileQueue | RocksQueue]:
-        require_package(self._layout)
-        return all_queues(self._layout, self._files)
+        require_package(self.layout)
+        return all_queues(self.layout, self._files)
 
     def plan(self, *, always_derived: bool) -> RetentionPlan:
-        disk = least_used(log_paths(self._root, self._layout.log_folders))
+        disk = least_used(log_paths(self._root, self.layout.log_folders))
         log, stays_because = self._expired(disk)
         start = self._log.start
         cut = log[-1].base + self._log.file_size if log else start
@@ -249,20 +247,23 @@ class _Planner:
                 messages[queue.topic] = messages.get(queue.topic, 0) + after - before
                 firsts[key] = before, after
         return RetentionPlan(
-            store=self._layout.root,
-            rules=self._rules,
-            now=self._now,
+            store=self.layout.root,
+            rules=self.rules,
+            now=self.now,
             min_offset=start,
             new_min_offset=cut,
             max_offset=self._end,
             log=log,
             queues=tuple(queues),
             index=self._expired_index(cut) if is_due else (),
-            transactions=expired_units(self._layout, cut) if is_due else (),
+            transactions=expired_units(self.layout, cut) if is_due else (),
             stays_because=stays_because,
             disk=disk,
             messages=messages,
-            unread=self._unread(firsts, start, cut),
+            unread=unread(
+                *(self.layout, self._reads, self._all_queues if firsts else ()),
+                *(firsts, start, cut),
+            ),
         )
 
     # -------------------------------------------------------------------------------------- log
@@ -293,7 +294,7 @@ class _Planner:
 
     def _check(self, file: StoreFile, gone: int) -> None:
         size, end = self._log.file_size, file.base + self._log.file_size
-        if self._rules.most_files is not None and gone >= self._rules.most_files:
+        if self.rules.most_files is not None and gone >= self.rules.most_files:
             raise _Stays(f"one run deletes at most {text.plural(gone, 'log file')}")
         if file.size != size:
             raise _Stays(f"it has {file.size} bytes instead of {size}: run verify")
@@ -302,13 +303,13 @@ class _Planner:
 
     def _by_age(self, file: StoreFile) -> tuple[str | None, int | None]:
         """Return why a file is old enough to delete, and the store time of its last message."""
-        limit = self._rules.older_than_ms
+        limit = self.rules.older_than_ms
         if limit is None:
             return None, None
         time = self._time_of(file)
         if time is None:
             raise _Stays("its age is unknown: it and the log after it have no message")
-        age = self._now - time
+        age = self.now - time
         stored = f"its last message was stored {text.time_text(time)}"
         if age < limit:
             if age < 0:
@@ -322,13 +323,13 @@ class _Planner:
 
         If no message starts in the file, return the store time of the next message in the log.
         """
-        time = last_time_in(self._layout, file)
+        time = last_time_in(self.layout, file)
         if time is None:
-            time = first_time_from(self._layout, file.base + self._log.file_size, self._end)
+            time = first_time_from(self.layout, file.base + self._log.file_size, self._end)
         return time
 
     def _by_bytes(self, file: StoreFile) -> str | None:
-        keep = self._rules.keep_bytes
+        keep = self.rules.keep_bytes
         if keep is None:
             return None
         if self._end - (file.base + self._log.file_size) < keep:
@@ -344,7 +345,7 @@ class _Planner:
         deletion of all earlier files. Raises _Stays if the disk is not too full, or if the deletion
         frees no space.
         """
-        most = self._rules.max_disk_ratio
+        most = self.rules.max_disk_ratio
         if most is None:
             return None, disk
         if disk is None:
@@ -394,12 +395,12 @@ class _Planner:
         return tuple(found)
 
     def _expired_index(self, cut: int) -> tuple[ExpiredFile, ...]:
-        files = Index(self._layout, files=self._files).files
-        sizes = {f"{INDEX}/{entry.name}": entry.size for entry in self._layout.index_files}
+        files = Index(self.layout, files=self._files).files
+        sizes = {f"{INDEX}/{entry.name}": entry.size for entry in self.layout.index_files}
         found = []
         for file in files[:-1]:
             end = file.header.end_offset
-            if end >= cut or file.path in self._held:
+            if end >= cut or file.path in self.held:
                 break
             reason = f"its last key is of a message at {end}, before the log's start at {cut}"
             found.append(ExpiredFile(file.path, 0, sizes.get(file.path, 0), reason))
@@ -417,12 +418,6 @@ class _Planner:
                     return first + at + found
                 at, chunk = at + chunk, _GROWTH * chunk
         return queue.max_offset
-
-    def _unread(
-        self, firsts: Mapping[QueueKey, tuple[int, int]], start: int, cut: int
-    ) -> tuple[Unread, ...]:
-        log = CommitLog(self._layout, files=self._files)
-        return unread(self._layout, log, self._all_queues if firsts else (), firsts, start, cut)
 
 
 def _expired_batches(queue: BatchQueue, cut: int) -> Iterator[ExpiredFile]:

@@ -170,6 +170,8 @@ class LiveRetention:
 class RetentionService(Service):
     """Deletes expired files periodically. Runs only if the store's configuration enables it."""
 
+    retried = (StoreError,)
+
     def __init__(self, retention: LiveRetention) -> None:
         self._config = config = retention.config
         health = retention.disk.health
@@ -189,16 +191,8 @@ class RetentionService(Service):
         rules = self.due()
         if rules is None:
             return
-        try:
-            plan = self._retention.run(
-                rules, pause_s=self._config.delete_commit_log_files_interval / 1_000
-            )
-        except StoreError as error:
-            # After a failed sync, this raises an error, which ends the service. After any other
-            # error, the next run tries again.
-            self.health.require_writable()
-            logger.warning("%s: retention stopped for now: %s", self._retention.root, error)
-            return
+        pause_s = self._config.delete_commit_log_files_interval / 1_000
+        plan = self._retention.run(rules, pause_s=pause_s)
         if plan.files:
             logger.warning(
                 "%s: deleted %d expired files of the log, %d of queues, %d of the index, %d of "

@@ -309,17 +309,14 @@ class RetentionRules:
             raise UsageError(
                 "no retention rule is given: give an age, a use of the disk, or bytes to keep"
             )
-        # `not x >= 0` is also true for NaN, and NaN as a limit would allow every deletion.
-        if self.older_than_ms is not None and not self.older_than_ms >= 0:
-            raise UsageError(f"the age is {self.older_than_ms} ms, and must not be negative")
+        arguments.optional(arguments.offset, self.older_than_ms, "older_than_ms")
+        arguments.optional(arguments.offset, self.keep_bytes, "keep_bytes")
+        arguments.optional(arguments.count, self.most_files, "most_files")
+        # NaN is in no range. As a limit, it would allow every deletion.
         if self.max_disk_ratio is not None and not 0 < self.max_disk_ratio <= 1:
             raise UsageError(
                 f"the use of the disk is {self.max_disk_ratio:.0%}, and must be in 0..100%"
             )
-        if self.keep_bytes is not None and not self.keep_bytes >= 0:
-            raise UsageError(f"the bytes to keep are {self.keep_bytes}, and must not be negative")
-        if self.most_files is not None and self.most_files < 1:
-            raise UsageError(f"most_files is {self.most_files}; it must be at least 1")
 
     def to_json(self) -> dict[str, Any]:
         """Return the rules as a JSON document."""

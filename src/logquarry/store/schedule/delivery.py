@@ -23,7 +23,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -61,6 +61,7 @@ One more class holds the delays above the last bound.
 """
 _MS: Final = 1_000
 PutInOrder = Callable[[Sequence[Message]], object]
+_One = TypeVar("_One")
 
 
 @dataclass(slots=True)
@@ -113,29 +114,43 @@ class Delivery(ABC):
                 the disk.
         """
 
-    def _put_all(self, messages: Sequence[Message]) -> Iterator[tuple[int, str | None]]:
-        """Put messages. Yield each message's number, and None or the reason for its rejection.
+    def _put_due(
+        self, due: Iterable[_One], message: Callable[[_One], Message]
+    ) -> Iterator[tuple[_One, Message | None, str | None]]:
+        """Put the messages that ``message`` returns for some items. Yield each item, its message,
+        and None or the reason why the message cannot be delivered.
 
         After a rejected message, continue with the next one. Otherwise, the rejected message would
         block all later messages.
         """
-        numbers = list(range(len(messages)))
-        while numbers:
+        left: list[tuple[_One, Message]] = []
+        for one in due:
+            try:
+                left.append((one, message(one)))
+            except Undeliverable as reason:
+                yield one, None, str(reason)
+        while left:
             error: StoreUnavailable | MessageRejected | None = None
             try:
-                self._put([messages[number] for number in numbers])
-                count = len(numbers)
+                self._put([made for _, made in left])
+                count = len(left)
             except (StoreUnavailable, MessageRejected) as failure:
                 error = failure
                 count = 0 if error.appended is None else error.appended.message_count
-            yield from ((number, None) for number in numbers[:count])
+            yield from ((one, made, None) for one, made in left[:count])
             if error is None:
                 return
             if isinstance(error, StoreUnavailable):
                 raise error
             refused = count if count or error.index is None else error.index
-            yield numbers[refused], str(error)
-            numbers = numbers[count:refused] + numbers[refused + 1 :]
+            yield *left[refused], str(error)
+            left = left[count:refused] + left[refused + 1 :]
+
+    def _frame(self, physical_offset: int, size: int) -> Frame:
+        frame = self._log.message(physical_offset, size)
+        if frame is None:
+            raise Undeliverable("there is no sound message at its offset")
+        return frame
 
 
 class _Due(NamedTuple):
@@ -243,15 +258,12 @@ class DelayedDelivery(Delivery):
                 yield at, self._log.message(entry.physical_offset, entry.size)
 
     # ------------------------------------------------------------------------------------- work
-    def deliver(
-        self, now: int, *, limit: int | None = None, levels: Iterable[int] | None = None
-    ) -> int:
-        """See :meth:`Delivery.deliver`; if ``levels`` is given, deliver only these levels."""
-        chosen = None if levels is None else set(levels)
+    def deliver(self, now: int, *, limit: int | None = None) -> int:
+        """See :meth:`Delivery.deliver`."""
         count = 0
         with self._lock:
             while limit is None or count < limit:
-                due = self._due(now, chosen)[: None if limit is None else limit - count]
+                due = self._due(now)[: None if limit is None else limit - count]
                 if not due:
                     break
                 while due:
@@ -260,17 +272,15 @@ class DelayedDelivery(Delivery):
                     due = due[passed:]
         return count
 
-    def _due(self, now: int, chosen: set[int] | None) -> list[_Due]:
+    def _due(self, now: int) -> list[_Due]:
         """Return due messages in the order of delivery: at least one, if any is due."""
         found: list[_Due] = []
         until: int | None = None
-        is_waiting = chosen is not None
+        is_waiting = False
         for queue_id in self._queue_ids:
             level = queue_id + 1
             queue = self._queue(queue_id)
-            if queue is None or (chosen is not None and level not in chosen):
-                continue
-            if self.offsets.get(level, 0) >= queue.max_offset:
+            if queue is None or self.offsets.get(level, 0) >= queue.max_offset:
                 continue
             is_waiting = True
             due, is_cut = self._due_of(level, queue, now)
@@ -328,8 +338,6 @@ class DelayedDelivery(Delivery):
             skipped.
         """
         passed: list[_Due] = []
-        taken: list[_Due] = []
-        messages: list[Message] = []
         outcomes: dict[_Due, str | None] = {}
         room = BYTES_AT_ONCE
         for one in due[:AT_ONCE]:
@@ -337,18 +345,13 @@ class DelayedDelivery(Delivery):
                 break
             room -= one.size
             passed.append(one)
-            try:
-                messages.append(self._message(one))
-                taken.append(one)
-            except Undeliverable as error:
-                outcomes[one] = str(error)
         delivered = 0
         try:
-            for number, why in self._put_all(messages):
-                outcomes[taken[number]] = why
-                if why is None:
+            for one, message, why in self._put_due(passed, self._message):
+                outcomes[one] = why
+                if message is not None and why is None:
                     delivered += 1
-                    self._count(taken[number], messages[number])
+                    self._count(one, message)
         finally:
             for one in passed:
                 if one not in outcomes:
@@ -372,10 +375,7 @@ class DelayedDelivery(Delivery):
         delays.add(one.time - message.born_timestamp)
 
     def _message(self, one: _Due) -> Message:
-        frame = self._log.message(one.physical_offset, one.size)
-        if frame is None:
-            raise Undeliverable("there is no sound message at its offset")
-        return due_message(frame)
+        return due_message(self._frame(one.physical_offset, one.size))
 
     def save(self) -> bool:
         """See :meth:`Delivery.save`."""
@@ -405,6 +405,8 @@ class DeliveryService(Service):
     ``dispatched`` returns the physical offset up to which the log is dispatched.
     """
 
+    retried = (StoreUnavailable,)
+
     def __init__(
         self,
         deliveries: Sequence[Delivery],
@@ -423,26 +425,17 @@ class DeliveryService(Service):
         self._save_interval = save_interval_ms
         self._monotonic = monotonic
         self._save_at = monotonic() + save_interval_ms
-        self._is_failing = False
 
     def run_once(self) -> None:
         """Deliver due messages."""
-        try:
-            dispatched = self._dispatched()
-            # If no message waited at the last check and the log has not grown since, do not search
-            # the queues: otherwise the search would take most of the processor time of an idle
-            # process.
-            if dispatched != self._idle_at:
-                is_idle = self._deliver()
-                self._idle_at = dispatched if is_idle else -1
-                self.interval_ms = _IDLE_INTERVAL_MS if is_idle else _INTERVAL_MS
-            self._save_if_due()
-            self._is_failing = False
-        except StoreUnavailable as error:
-            self.health.require_writable()
-            if not self._is_failing:
-                logger.warning("delivery of delayed messages failed, will be retried: %s", error)
-            self._is_failing = True
+        dispatched = self._dispatched()
+        # If no message waited at the last check and the log has not grown since, do not search the
+        # queues: otherwise the search would take most of the processor time of an idle process.
+        if dispatched != self._idle_at:
+            is_idle = self._deliver()
+            self._idle_at = dispatched if is_idle else -1
+            self.interval_ms = _IDLE_INTERVAL_MS if is_idle else _INTERVAL_MS
+        self._save_if_due()
 
     def _deliver(self) -> bool:
         """Deliver due messages; return True if no message waits any longer."""

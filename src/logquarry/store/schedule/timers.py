@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +33,6 @@ from typing import Any, Final
 from logquarry.disk.disk import Disk
 from logquarry.format import properties as props
 from logquarry.format import timer
-from logquarry.format.frame import Frame
 from logquarry.format.timer import TimerCheck
 from logquarry.log.store_files import SIDECAR
 from logquarry.message import Message, put_again
@@ -146,8 +146,18 @@ class TimerDelivery(Delivery):
         return found
 
     def _deliver(self, due: list[Timer], now: int) -> int:
+        delivered = 0
         try:
-            return self._put_due(due, now)
+            for one, _, why in self._put_due(due, partial(self._message, now)):
+                self._finish(one)
+                if why is None:
+                    delivered += 1
+                else:
+                    logger.error(
+                        "the timer message at physical offset %d (queue offset %d) cannot be "
+                        "delivered: %s",
+                        *(one.physical_offset, one.queue_offset, why),
+                    )
         finally:
             # If an error stopped the put, put the undelivered messages back into the heap, so that
             # the next call tries again.
@@ -155,26 +165,10 @@ class TimerDelivery(Delivery):
                 if one.queue_offset in self._timers.waiting:
                     heappush(self._heap, _rank(one))
 
-    def _put_due(self, due: list[Timer], now: int) -> int:
-        messages: list[Message] = []
-        taken: list[Timer] = []
-        for one in due:
-            frame = self._log.message(one.physical_offset, one.size)
-            if frame is None:
-                self._skip(one, "there is no sound message at its offset")
-            else:
-                taken.append(one)
-                messages.append(self._due_message(frame, one, now))
-        delivered = 0
-        for number, why in self._put_all(messages):
-            if why is None:
-                delivered += 1
-                self._finish(taken[number])
-            else:
-                self._skip(taken[number], why)
         return delivered
 
-    def _due_message(self, frame: Frame, one: Timer, now: int) -> Message:
+    def _message(self, now: int, one: Timer) -> Message:
+        frame = self._frame(one.physical_offset, one.size)
         values = props.decode_bytes(frame.properties)
         values[props.TIMER_ENQUEUE_MS] = str(one.store_timestamp)
         values[props.TIMER_DEQUEUE_MS] = str(now)
@@ -183,13 +177,6 @@ class TimerDelivery(Delivery):
     def _finish(self, one: Timer) -> None:
         self._timers.remove(one.queue_offset)
         self._is_saved = self._has_files = False
-
-    def _skip(self, one: Timer, why: str) -> None:
-        self._finish(one)
-        logger.error(
-            "the timer message at physical offset %d (queue offset %d) cannot be delivered: %s",
-            *(one.physical_offset, one.queue_offset, why),
-        )
 
     # --------------------------------------------------------------------------------- progress
     # The progress file contains `read_time` and `enqueued` (for a `TimerCheck`), the log's end, and

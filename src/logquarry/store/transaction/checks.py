@@ -121,7 +121,6 @@ class _Round:
     """
 
     queue: Queue
-    queue_id: int
     listener: Listener
     now: int
     report: CheckReport
@@ -173,7 +172,7 @@ class TransactionChecks:
                 for queue_id in self.log.queue_ids(HALF_TOPIC):
                     queue = self.log.queue(HALF_TOPIC, queue_id)
                     if queue is not None:
-                        round_ = self._begin(queue, queue_id, listener, now, report)
+                        round_ = self._begin(queue, listener, now, report)
                         try:
                             self._look(round_)
                         finally:
@@ -191,13 +190,11 @@ class TransactionChecks:
                 self.transactions.note(waiting[-1])
                 waiting.pop()
 
-    def _begin(
-        self, queue: Queue, queue_id: int, listener: Listener, now: int, report: CheckReport
-    ) -> _Round:
-        start = self._known(HALF_TOPIC, queue_id, queue)
-        ops = self.log.queue(OP_TOPIC, queue_id)
-        op_start = 0 if ops is None else self._known(OP_TOPIC, queue_id, ops)
-        found = _Round(queue, queue_id, listener, now, report, start, start, op_start)
+    def _begin(self, queue: Queue, listener: Listener, now: int, report: CheckReport) -> _Round:
+        queue_id = queue.queue_id
+        start, ops = self._known(queue), self.log.queue(OP_TOPIC, queue_id)
+        op_start = 0 if ops is None else self._known(ops)
+        found = _Round(queue, listener, now, report, start, start, op_start)
         if ops is None:
             return found
         for op_offset, entry in ops.entries(op_start):
@@ -213,26 +210,26 @@ class TransactionChecks:
                 found.done.add(op_offset)
         return found
 
-    def _known(self, topic: str, queue_id: int, queue: Queue) -> int:
+    def _known(self, queue: Queue) -> int:
         low, high = queue.bounds()
-        return min(max(self.offsets.of(topic, GROUP).get(queue_id, low), low), high)
+        known = self.offsets.of(queue.topic, GROUP).get(queue.queue_id, low)
+        return min(max(known, low), high)
 
     def _commit(self, round_: _Round) -> None:
         """Sync the log, then commit the progress, which must never be ahead of the synced log."""
-        op_end = round_.op_start
+        op_end, queue_id = round_.op_start, round_.queue.queue_id
         while op_end in round_.done:
             op_end += 1
-        if (round_.next, op_end) == (round_.start, round_.op_start):
-            known = self.offsets.of(HALF_TOPIC, GROUP)
-            if round_.queue_id in known:
-                return
+        has_moved = (round_.next, op_end) != (round_.start, round_.op_start)
+        if not has_moved and queue_id in self.offsets.of(HALF_TOPIC, GROUP):
+            return
         self.sync_log()
-        self.offsets.commit(HALF_TOPIC, GROUP, round_.queue_id, round_.next)
-        self.offsets.commit(OP_TOPIC, GROUP, round_.queue_id, op_end)
+        self.offsets.commit(HALF_TOPIC, GROUP, queue_id, round_.next)
+        self.offsets.commit(OP_TOPIC, GROUP, queue_id, op_end)
 
     # ------------------------------------------------------------------------------- one queue
     def _look(self, round_: _Round) -> None:
-        queue_id, stop = round_.queue_id, round_.queue.max_offset
+        queue_id, stop = round_.queue.queue_id, round_.queue.max_offset
         before = self._before.get(queue_id)
         if before is None:
             before = self._before[queue_id] = self._look_back(round_, stop)
@@ -258,7 +255,7 @@ class TransactionChecks:
         age = now - half.born_timestamp
         immunity = _immunity_ms(values)
         patience = config.transaction_time_out if immunity is None else immunity
-        key = round_.queue_id, offset
+        key = round_.queue.queue_id, offset
         with self.transactions.lock:
             if key in self.transactions.ended:
                 return True

@@ -17,7 +17,6 @@ import enum
 import logging
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, Self
 
 from logquarry.disk.service import Clock, Health, Service, monotonic_ms
@@ -110,12 +109,7 @@ class Transaction:
         self._is_over = True
         self._service.leave(self)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         if self._is_over:
             return
         try:
@@ -241,6 +235,8 @@ class TransactionCheckService(Service):
     The store's clock alone is not enough, because it may be set back.
     """
 
+    retried = (StoreUnavailable,)
+
     def __init__(
         self, check: Callable[[], object], health: Health, *, interval_ms: int, clock: Clock
     ) -> None:
@@ -258,8 +254,4 @@ class TransactionCheckService(Service):
         if all(clock() < due for clock, due in zip(self._clocks, self._due, strict=True)):
             return
         self._due = self._next()
-        try:
-            self._check()
-        except StoreUnavailable as error:
-            self.health.require_writable()
-            logger.warning("the check of transactions failed: %s", error)
+        self._check()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.errors import BadFilter
-from logquarry.store.consumer.sql_parser import MAX_DEPTH, MAX_LENGTH, parse
+from logquarry.store.consumer.sql_filter import MAX_DEPTH, MAX_LENGTH, parse
 
 VECTORS = Path(__file__).parents[3] / "data" / "sql92_vectors.jsonl"
 """Made by Sql92Vectors.java beside it, with the jars of RocketMQ 4.9.3."""

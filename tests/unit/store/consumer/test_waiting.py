@@ -202,10 +202,10 @@ def test_offsets_of_a_store_that_takes_no_writes_are_given_up() -> None:
         raise StoreUnavailable("the disk is full")
 
     saver = _Saver(save, health, 5_000)
-    saver.run_once()
+    saver._run_once()
     health.poison("a sync failed")
     with pytest.raises(StoreUnavailable):
-        saver.run_once()
+        saver._run_once()
 
 
 # ----------------------------------------------------------------- a store that others write

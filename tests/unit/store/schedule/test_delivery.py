@@ -245,12 +245,12 @@ def test_a_put_that_fails_is_tried_again(tmp_path: Path) -> None:
     assert sink.bodies == [b"%d" % number for number in range(20)]
 
 
-def test_a_limit_and_levels(tmp_path: Path) -> None:
+def test_a_limit(tmp_path: Path) -> None:
     log, sink = FakeLog(3), Sink()
     for number in range(9):
         log.put(number % 3 + 1, b"%d" % number, NOW)
     delivering = delivery(log, sink, tmp_path)
-    assert delivering.deliver(NOW, limit=2, levels=[3]) == 2 and sink.bodies == [b"2", b"5"]
+    assert delivering.deliver(NOW, limit=2) == 2 and sink.bodies == [b"0", b"3"]
     assert delivering.deliver(NOW, limit=0) == 0
     assert delivering.deliver(NOW) == 7
 

@@ -295,7 +295,7 @@ def test_a_full_disk_ends_no_thread(tmp_path: Path) -> None:
             monotonic=lambda: next(ticks),
         )
         disk.failing["open"] = ENOSPC
-        service.run_once()
+        service._run_once()
         assert sum(delivering.offsets.values()) == 9, "there was room in the log"
         del disk.failing["open"]
         service.run_once()
