@@ -156,27 +156,18 @@ class LogBytes:
     """Reads the files of one commit log. ``batch_bytes``: approximate size of a search window."""
 
     def __init__(self, layout: StoreLayout, *, check_crc: bool, batch_bytes: int) -> None:
-        self._layout = layout
-        self._files = layout.commit_log
-        self._check_crc = check_crc
-        self._batch_bytes = batch_bytes
+        self.layout = layout
+        self.files = layout.commit_log
+        self.check_crc = check_crc
+        self.batch_bytes = max(1, batch_bytes)
         self._open: tuple[StoreFile, FileView] | None = None
 
     def is_boundary(self, offset: int) -> bool:
         """Whether a physical offset is the start of a file, or of a gap between two files."""
-        file = self._files.at(offset)
+        file = self.files.at(offset)
         if file is not None:
             return file.base == offset
-        return self._files.at(offset - 1) is not None
-
-    def path_at(self, position: int) -> str:
-        """Return the full path of the log file that contains a physical offset.
-
-        If there is no such file, return the path of the log's first folder.
-        """
-        file = self._files.at(position)
-        folder = self._layout.log_folders.paths[0]
-        return self._layout.filesystem.full_path(folder if file is None else file.path)
+        return self.files.at(offset - 1) is not None
 
     def data_end(self, start: int, stop: int | None = None) -> int:
         """Return the physical offset after the last byte that is not 0. The search covers the bytes
@@ -184,13 +175,13 @@ class LogBytes:
         if all these bytes are 0.
         """
         last = start
-        for file in self._files.files:
-            if file.base + self._files.file_size <= start:
+        for file in self.files.files:
+            if file.base + self.files.file_size <= start:
                 continue
             if stop is not None and file.base >= stop:
                 break
             at = max(0, start - file.base)
-            end_at = min(self.size(file), self._files.file_size)
+            end_at = min(self.size(file), self.files.file_size)
             if stop is not None:
                 end_at = min(end_at, stop - file.base)
             view = self.view(file)
@@ -198,7 +189,7 @@ class LogBytes:
             while at < end_at:
                 # See _find_in: search the next data before the window is read.
                 later = view.next_data(at + _SEARCH_BYTES)
-                window = self.window(file, at, _SEARCH_BYTES)
+                window = self.window_of(file, at, _SEARCH_BYTES)
                 piece = min(window.length, end_at - at, _SEARCH_BYTES)
                 end = codec.last_nonzero(window, 0, piece)
                 if end:
@@ -212,17 +203,12 @@ class LogBytes:
             # Only one file stays open. The map of an earlier file exists until its windows are
             # released.
             try:
-                view = self._layout.open_file(file.path)
+                view = self.layout.open_file(file.path)
             except FileNotFoundError:
                 # A live broker's retention may delete the file after the listing.
-                view = GoneFile(self._layout.filesystem.full_path(file.path))
+                view = GoneFile(self.layout.filesystem.full_path(file.path))
             self._open = file, view
         return self._open[1]
-
-    def map_of(self, file: StoreFile) -> FileView | None:
-        """Return the view of a file if it is mapped, so that its pages can be lost; else None."""
-        view = self.view(file)
-        return view if view.is_mapped else None
 
     def size(self, file: StoreFile) -> int:
         """Return the number of bytes that a file still has; 0 if it was deleted since the
@@ -230,17 +216,17 @@ class LogBytes:
         """
         return min(file.size, self.view(file).size) if file.size else 0
 
-    def window(self, file: StoreFile, at: int, length: int) -> codec.Window:
+    def window_of(self, file: StoreFile, at: int, length: int) -> codec.Window:
         """Return a window of ``length`` bytes or more from a position in a file, or of all bytes up
         to the file's end.
         """
         data = self.view(file).window(at, length)
         # Drop bytes after the file's regular size, which are not part of the log.
-        data = data[: max(0, self._files.file_size - at)]
-        end = self._files.file_size - at
-        return codec.Window.of(data, file.base + at, end, has_heads=self._files.has_heads)
+        data = data[: max(0, self.files.file_size - at)]
+        end = self.files.file_size - at
+        return codec.Window.of(data, file.base + at, end, has_heads=self.files.has_heads)
 
-    def fault(self, file: StoreFile, at: int, length: int) -> Unreadable | None:
+    def fault_in(self, file: StoreFile, at: int, length: int) -> Unreadable | None:
         """Return the first unreadable range that overlaps a range of a file."""
         view = self.view(file)
         if not view.unreadable:
@@ -259,7 +245,7 @@ class LogBytes:
         size, _ = BLANK_LAYOUT.struct.unpack_from(
             bytes(view.window(at, BLANK_LAYOUT.size)[: BLANK_LAYOUT.size]).ljust(BLANK_LAYOUT.size)
         )
-        return view.fault(at, size) if 0 < size <= self._files.file_size - at else None
+        return view.fault(at, size) if 0 < size <= self.files.file_size - at else None
 
     def whole_frame(self, file: StoreFile, at: int) -> tuple[codec.Window, int]:
         """Return a window with the whole frame at ``at``, and the code of :func:`codec.walk`.
@@ -267,16 +253,16 @@ class LogBytes:
         In a DLedger log, each frame has a head of 48 bytes before it. If ``at`` is the start of
         such a head, the window begins with the head.
         """
-        window = self.window(file, at, ENTRY_HEAD.size + FIXED_SIZE_V1)
+        window = self.window_of(file, at, ENTRY_HEAD.size + FIXED_SIZE_V1)
         data, left, skip = window.data.data, window.end, 0
         if window.has_heads and has_entry_head_reference(data, 0, base=window.base, left=left):
             skip = ENTRY_HEAD.size
         size = 0
         if window.length >= skip + BLANK_LAYOUT.size:
             size, _ = BLANK_LAYOUT.struct.unpack_from(data, skip)
-        window = self.window(file, at, max(FIXED_SIZE_V1, min(skip + size, left)))
+        window = self.window_of(file, at, max(FIXED_SIZE_V1, min(skip + size, left)))
         rows = codec.empty_rows(1)
-        _, _, code = codec.walk(window, 0, 1 + skip, rows, check_crc=self._check_crc)
+        _, _, code = codec.walk(window, 0, 1 + skip, rows, check_crc=self.check_crc)
         return window, code
 
     def find(self, start: int, limit: int) -> int | None:
@@ -285,8 +271,8 @@ class LogBytes:
 
         The log's first file does not count if it begins with a blank.
         """
-        for index, file in enumerate(self._files.files):
-            if file.base + self._files.file_size <= start or self.size(file) == 0:
+        for index, file in enumerate(self.files.files):
+            if file.base + self.files.file_size <= start or self.size(file) == 0:
                 continue
             if file.base >= limit:
                 break
@@ -308,7 +294,7 @@ class LogBytes:
             if data >= stop:
                 return None
             at = max(at, data - FIXED_SIZE_V1)
-            length = min(stop - at + FIXED_SIZE_V1, self._batch_bytes)
+            length = min(stop - at + FIXED_SIZE_V1, self.batch_bytes)
             if view.is_mapped:
                 length = min(length, _SEARCH_BYTES + FIXED_SIZE_V1)
             # Search in small pieces. After each piece, the next hole can be skipped. Find its end
@@ -316,8 +302,8 @@ class LogBytes:
             # the window extends into the next piece.
             piece = min(stop - at, _SEARCH_BYTES)
             later = view.next_data(at + piece)
-            window = self.window(file, at, length)
-            place, code = codec.find_frame(window, 0, piece, check_crc=self._check_crc)
+            window = self.window_of(file, at, length)
+            place, code = codec.find_frame(window, 0, piece, check_crc=self.check_crc)
             if code == REACHED_STOP:
                 return at + place
             if code != NEED_MORE:
