@@ -16,10 +16,10 @@ from logquarry.format.frame import ENTRY_HEAD, FIXED_SIZE_V1, has_entry_head_ref
 from logquarry.log import codec
 from logquarry.log.filesystem import FileView, GoneFile, unreadable_file
 from logquarry.log.layout import StoreLayout
-from logquarry.log.readable import CHUNK, Unreadable, first_unreadable
+from logquarry.log.readable import Unreadable, first_unreadable
 from logquarry.log.store_files import StoreFile
 
-_MOST_AHEAD: Final = 4 << 20
+_NO_BYTES: Final = memoryview(b"")
 
 MOST_OPEN: Final = 128
 """Maximum number of open files. A broker has many queue files."""
@@ -35,7 +35,7 @@ class OpenFiles:
     def __init__(self, layout: StoreLayout, *, is_strict: bool = False) -> None:
         self.is_strict = is_strict
         self._layout = layout
-        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._open: OrderedDict[str, FileView] = OrderedDict()
 
     def read(self, path: str, position: int, length: int) -> memoryview:
         """Read ``length`` bytes; fewer if the file ends earlier, and none if it was deleted.
@@ -43,21 +43,24 @@ class OpenFiles:
         Raises StoreNotFound if the file exists but cannot be read. With ``is_strict``, raises
         UnreadableFile if the disk does not deliver the bytes.
         """
-        file = self._opened(path)
-        if file is None:
-            return memoryview(b"")
-        data = file.read(position, length)
-        if self.is_strict and file.view.unreadable:
-            found = first_unreadable(file.view.unreadable, position, len(data))
+        view = self.view(path)
+        if view is None or position < 0:
+            return _NO_BYTES
+        data = view.window(position, length)[:length]
+        if self.is_strict and view.unreadable:
+            found = first_unreadable(view.unreadable, position, len(data))
             if found is not None:
-                raise unreadable_file(file.view, found)
+                raise unreadable_file(view, found)
         return data
 
-    def _opened(self, path: str) -> _OpenFile | None:
-        file = self._open.get(path)
-        if file is None:
+    def view(self, path: str) -> FileView | None:
+        """Open the whole file; None if it was deleted. Raises StoreNotFound if it cannot be
+        read.
+        """
+        view = self._open.get(path)
+        if view is None:
             try:
-                file = self._open[path] = _OpenFile(self._layout.open_file(path))
+                view = self._open[path] = self._layout.open_file(path)
             except FileNotFoundError:
                 return None
             except OSError as error:
@@ -67,36 +70,30 @@ class OpenFiles:
                 self._open.popitem(last=False)
         else:
             self._open.move_to_end(path)
-        return file
+        return view
 
     def window(self, path: str, position: int, length: int) -> tuple[int, memoryview]:
-        """Return the bytes that were read around a range, and the position at which they start."""
-        file = self._opened(path)
-        if file is None:
-            return position, memoryview(b"")
-        file.read(position, length)
-        return file.window
+        """Return the readable bytes around a range, and the position at which they start."""
+        view = self.view(path)
+        if view is None or position < 0:
+            return position, _NO_BYTES
+        data = view.window(position, length)
+        if not view.is_mapped or first_unreadable(view.unreadable, position, length):
+            return position, data
+        start = view.good_start(position)
+        return start, view.window(start, position - start + length)
 
     def fault(self, path: str, position: int, length: int) -> Unreadable | None:
         """Return the first range of these bytes that an earlier read found unreadable; None if
         there is none.
         """
-        file = self._open.get(path)
-        if file is None or not file.view.unreadable:
-            return None
-        return first_unreadable(file.view.unreadable, position, length)
+        view = self._open.get(path)
+        return None if view is None else first_unreadable(view.unreadable, position, length)
 
     def reaches(self, path: str, end: int) -> bool:
         """Whether an open file still has all bytes before a position."""
-        file = self._open.get(path)
-        return file is None or file.view.reaches(end)
-
-    def view(self, path: str) -> FileView | None:
-        """Open the whole file; None if it was deleted. Raises StoreNotFound if it cannot be
-        read.
-        """
-        file = self._opened(path)
-        return None if file is None else file.view
+        view = self._open.get(path)
+        return view is None or view.reaches(end)
 
     def forget(self, path: str) -> None:
         """Reopen a file at its next read, because the file has grown or was replaced."""
@@ -105,48 +102,6 @@ class OpenFiles:
     def close(self) -> None:
         """Close all files. The next read opens a file again."""
         self._open.clear()
-
-
-class _OpenFile:
-    def __init__(self, view: FileView) -> None:
-        self.view = view
-        self._start = 0
-        self._data = memoryview(b"")
-        # Number of bytes after the requested range that are probed too, so that sequential reads
-        # need fewer probes.
-        self._ahead = 0
-
-    @property
-    def window(self) -> tuple[int, memoryview]:
-        return self._start, self._data
-
-    def read(self, position: int, length: int) -> memoryview:
-        length = min(length, self.view.size - position)
-        if position < 0 or length <= 0:
-            return memoryview(b"")
-        at = position - self._start
-        view = self.view
-        is_held = at >= 0 and at + length <= len(self._data) and not view.is_growing
-        if not is_held or not view.reaches(position + length):
-            is_next = 0 <= at <= len(self._data) > 0
-            self._ahead = min(_MOST_AHEAD, max(CHUNK, 2 * self._ahead)) if is_next else 0
-            self._start, self._data = self._around(position, length)
-            at = position - self._start
-        return self._data[at : at + length]
-
-    def _around(self, position: int, length: int) -> tuple[int, memoryview]:
-        view = self.view
-        data = view.window(position, length)
-        if not view.is_mapped or first_unreadable(view.unreadable, position, length):
-            return position, data
-        more = min(length + self._ahead, view.size - position)
-        view.window(position, more)
-        if first_unreadable(view.unreadable, position, more):
-            # Return only the requested range: the longer window would contain unreadable bytes.
-            # Such a window is a copy, and kernels need the map.
-            more = length
-        start = view.good_start(position)
-        return start, view.window(start, position - start + more)
 
 
 _SEARCH_BYTES = 1 << 20
