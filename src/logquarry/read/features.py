@@ -140,15 +140,30 @@ def find_features(layout: StoreLayout, *, index: bool = True) -> StoreFeatures:
     return _Finder(layout).find(index=index)
 
 
-def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool]:
-    """Return the kind of queues of each topic, and whether the store has queues in RocksDB.
+@dataclass(frozen=True, slots=True)
+class OtherQueues:
+    """The queues of a store that are not in files of 20-byte entries.
+
+    The topics in ``batch`` have batch queues. With ``has_rocksdb``, there are queues in RocksDB.
+    """
+
+    batch: frozenset[str]
+    has_rocksdb: bool
+
+    def __bool__(self) -> bool:
+        return self.has_rocksdb or bool(self.batch)
+
+
+def other_queues(layout: StoreLayout) -> OtherQueues:
+    """Find the queues that are not in files of 20-byte entries.
 
     Reads only names and the attributes of topics (from ``config/topics.json`` or RocksDB). If the
     queues of a topic are only in RocksDB, the function finds the topic only by its attributes.
     """
     finder = _Finder(layout)
     kinds = finder.queue_kinds()
-    return kinds, finder.has(ROCKSDB_QUEUES)
+    batch = frozenset(topic for topic, kind in kinds.items() if kind == "batch")
+    return OtherQueues(batch, finder.has(ROCKSDB_QUEUES))
 
 
 def rocksdb_config(layout: StoreLayout) -> Feature | None:
