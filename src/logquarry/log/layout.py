@@ -90,7 +90,8 @@ class StoreLayout:
         self._goes_by_names = self._shows_lost_head = True
         self._folders = StoreFolders(filesystem, by_names=True)
         self._names = filesystem.list("")
-        present = {entry.name for entry in self._names if entry.is_dir}
+        self.folders = present = frozenset(entry.name for entry in self._names if entry.is_dir)
+        self.refresh()
         if store_files.SALVAGE in present:
             raise StoreNotFound(
                 f"{filesystem.root}: an unfinished salvage is here: remove the folder and salvage "
@@ -112,8 +113,6 @@ class StoreLayout:
             if error.suggestion is None:
                 self._require_log_here()
             raise error
-        self.folders = frozenset(present)
-        self.refresh()
 
     @classmethod
     def open(
