@@ -301,9 +301,10 @@ class StoreLayout:
         named = self._files_by_name()
         if self.log_folders.feature is not None:
             return LogNames(named)
-        found = identify_files(self.filesystem, named)
+        entries = self.filesystem.list(store_files.COMMIT_LOG)
+        found = identify_files(self.filesystem, named, entries)
         known = {file.path for file in named} | {one.path for one in found.renames}
-        for entry in self.filesystem.list(store_files.COMMIT_LOG):
+        for entry in entries:
             if (path := f"{store_files.COMMIT_LOG}/{entry.name}") not in known:
                 self._folders.ignore(path)
         return found

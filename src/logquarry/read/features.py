@@ -22,7 +22,7 @@ from logquarry.log.broker_version import ROCKSDB_STORE as INDEX_TAGS_SINCE
 from logquarry.log.broker_version import Writer, topic_attributes
 from logquarry.log.filesystem import Entry
 from logquarry.log.layout import StoreLayout
-from logquarry.log.log_place import is_on, setting
+from logquarry.log.log_place import LogPlace, is_on, setting
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.rocksdb import CURRENT
 from logquarry.log.store_files import BATCH_QUEUE as BATCH_FOLDER
@@ -183,7 +183,6 @@ class _Finder:
         self._root = {entry.name: entry for entry in layout.filesystem.list("")}
         self._settings = {entry.name: entry for entry in layout.filesystem.list(CONFIG)}
         self._features: list[Feature] = []
-        self._other_log = layout.other_log
         self._has_v2_at: str | None = None
 
     def find(self, *, index: bool) -> StoreFeatures:
@@ -243,6 +242,10 @@ class _Finder:
             evidence += (f"{CONFIG}/{broker_json.TOPICS_FILE}",) if stated else ()
             self._add(name, evidence, f"topics: {_names(there | stated)}")
         return there | stated
+
+    @cached_property
+    def _other_log(self) -> LogPlace | None:
+        return self._layout.other_log
 
     @cached_property
     def _topics(self) -> Mapping[str, Mapping[str, Any]]:
