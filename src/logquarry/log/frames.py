@@ -27,7 +27,7 @@ from logquarry.log.codec import Rows, Window
 from logquarry.log.filesystem import REMOTE_RANGE, GoneFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import LogBytes
-from logquarry.log.readable import UNREADABLE, Unreadable, first_unreadable
+from logquarry.log.readable import UNREADABLE, first_unreadable
 from logquarry.log.store_files import StoreFile
 from logquarry.log.walk import DamagedSpan, Event, LogReader, Run
 
@@ -150,18 +150,17 @@ def _in_file(
         places = offsets[start:stop] - window.base
         wanted = np.zeros_like(sizes[start:stop]) if any_size else sizes[start:stop]
         rows, codes = codec.check_places(window, places, wanted, check_crc=log.check_crc)
-        hidden = _hidden(log, file, offsets[start:stop])
-        for i, fault in hidden.items():
-            size = int(sizes[start + i])
-            yield DamagedSpan(int(offsets[start + i]), size, UNREADABLE, fault.words, path)
-        if hidden:
-            sound = np.flatnonzero(codes == REACHED_STOP)
-            rows = rows[[number for number, i in enumerate(sound.tolist()) if i not in hidden]]
-        bad = np.flatnonzero(codes != REACHED_STOP)
-        for i in bad.tolist():
-            if i in hidden:
-                continue
+        is_sound, is_readable = codes == REACHED_STOP, np.ones(len(codes), np.bool_)
+        # Frames can have unreadable bytes only if the file has some.
+        for i, offset in enumerate(offsets[start:stop].tolist() if view.unreadable else ()):
+            fault = log.frame_fault(file, offset - file.base)
+            if fault is not None:
+                is_readable[i] = False
+                yield DamagedSpan(offset, int(sizes[start + i]), UNREADABLE, fault.words, path)
+        for i in np.flatnonzero(is_readable & ~is_sound).tolist():
             yield _span(window, int(places[i]), int(sizes[start + i]), int(codes[i]), path)
+        if not is_readable.all():
+            rows = rows[is_readable[is_sound]]
         if len(rows):
             yield Run(window, rows, path, view if view.is_mapped else None, file.base)
         start = stop
@@ -183,14 +182,6 @@ def _whole_frames(
     if cut[0] > 0:
         return int(cut[0]), window
     return 1, log.whole_frame(file, window.base - file.base)[0]
-
-
-def _hidden(log: LogBytes, file: StoreFile, offsets: Offsets) -> dict[int, Unreadable]:
-    """Return index in ``offsets`` -> unreadable range, for each frame that has unreadable bytes."""
-    if not log.view(file).unreadable:
-        return {}
-    faults = (log.frame_fault(file, at) for at in (offsets - file.base).tolist())
-    return {number: fault for number, fault in enumerate(faults) if fault is not None}
 
 
 def _span(window: Window, place: int, size: int, code: int, path: str) -> DamagedSpan:
