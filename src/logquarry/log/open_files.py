@@ -129,16 +129,14 @@ class LogBytes:
         from ``start`` to ``stop`` (None: the end of the log's last file). The result is ``start``
         if all these bytes are 0.
         """
-        last = start
+        last, stop = start, self.files.end if stop is None else stop
         for file in self.files.files:
             if file.base + self.files.file_size <= start:
                 continue
-            if stop is not None and file.base >= stop:
+            if file.base >= stop:
                 break
             at = max(0, start - file.base)
-            end_at = min(self.size(file), self.files.file_size)
-            if stop is not None:
-                end_at = min(end_at, stop - file.base)
+            end_at = min(self.size(file), self.files.file_size, stop - file.base)
             view = self.view(file)
             at = view.next_data(at)
             while at < end_at:
