@@ -64,7 +64,6 @@ def read_all(window: Window, *, check_crc: bool) -> None:
         if code != REACHED_STOP or place <= position:
             break
         position = place
-    codec.first_nonzero(window, 0, length)
     codec.last_nonzero(window, 0, length)
     places = np.array([0, 1, length - 8, length - 1, length, window.end - 1, -1], np.int64)
     codec.check_places(window, places, np.zeros(len(places), np.int32), check_crc=check_crc)

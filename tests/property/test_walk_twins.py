@@ -297,14 +297,11 @@ def test_check_places(log: strategies.Log, data: st.DataObject) -> None:
     st.lists(st.integers(0, 40).map(bytes) | st.binary(max_size=3), max_size=6).map(b"".join),
     st.data(),
 )
-def test_first_and_last_nonzero(content: bytes, data: st.DataObject) -> None:
+def test_last_nonzero(content: bytes, data: st.DataObject) -> None:
     window = Window.of(content, 0)
     start = data.draw(st.integers(0, len(content)))
     stop = data.draw(st.integers(start, len(content)))
     part = content[start:stop]
-    assert both(lambda: codec.first_nonzero(window, start, stop)) == (
-        (start + len(part) - len(part.lstrip(b"\0")),) * 2
-    )
     assert both(lambda: codec.last_nonzero(window, start, stop)) == (
         (start + len(part.rstrip(b"\0")),) * 2
     )

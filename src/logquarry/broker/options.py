@@ -14,7 +14,7 @@ from typing import Final
 from logquarry import arguments
 from logquarry.broker.acl import AccessControl
 from logquarry.errors import UsageError
-from logquarry.log.apart import lies_in_store
+from logquarry.log.location import lies_in_store
 from logquarry.log.store_files import CONFIG
 
 _LONGEST_NAME: Final = 127

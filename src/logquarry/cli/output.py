@@ -47,8 +47,7 @@ def check_target(
     target: str | Path, stores: Iterable[str], config: StoreConfig | None = None
 ) -> Path:
     """Check that a command may write a file. Return the path with all links resolved."""
-    from logquarry.log.apart import lies_in_store
-    from logquarry.log.location import path_or_url
+    from logquarry.log.location import lies_in_store, path_or_url
 
     name = path_or_url(str(target))
     if "://" in name:

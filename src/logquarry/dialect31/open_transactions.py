@@ -317,13 +317,6 @@ def filler(before: StateUnit) -> StateUnit:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# State table and redo log of a store that was shut down cleanly
-#
-# After a clean shutdown, the state table, the redo log and the last files of the log are compared.
-# If they differ, the store needs a recovery, which reads the whole log.
-
-
 @dataclass(frozen=True, slots=True)
 class TransactionsFound:
     """The contents of the state table and of the redo log.
@@ -361,31 +354,12 @@ def found_in(table: UnitFiles, redo: UnitFiles) -> TransactionsFound:
     return TransactionsFound(table.end, redo.end, open_in(table), known)
 
 
-def find_transactions(layout: StoreLayout, start: int, stop: int) -> TransactionsFound | str:
-    """Read the state table and the redo log. Return their contents, or why a recovery is needed.
-
-    Both are compared with the frames of the log from ``start`` to ``stop``.
-    """
-    table, redo = read_table(layout), read_redo(layout)
-    fault = table.fault or redo.fault
-    log_start = layout.commit_log.start
-    if fault is None and not layout.has_state_table and stop > log_start:
-        fault = "there is no state table, but the log may have transactions"
-    if fault is None:
-        opened = open_in(table)
-        fault = _differs_from_redo(layout, opened, redo.units, log_start)
-        if fault is None and start < stop:
-            frames = list(
-                frames_between(LogReader(layout, bound=stop, check_crc=False), start, stop)
-            )
-            fault = _differs_from_log(opened, redo.units, frames, start)
-            fault = fault or _foreign_unit(table, frames, start)
-    return found_in(table, redo) if fault is None else fault
-
-
-def _differs_from_redo(
+def differs_from_redo(
     layout: StoreLayout, opened: Mapping[int, OpenTransaction], redo: Units, log_start: int
 ) -> str | None:
+    """Return the first transaction that is open in only one of the state table and the redo log;
+    else None.
+    """
     is_prepared = redo["tags_code"] == PREPARED_TAG
     begun = redo["physical_offset"][is_prepared].astype(np.int64)
     ended = redo["tags_code"][~is_prepared].astype(np.int64)
@@ -411,43 +385,4 @@ def _differs_from_redo(
             frame = frame_of(outcome)
             if frame is not None and frame.group_hash == opened[offset].group_hash:
                 return f"{STATE_TABLE}: the transaction at {offset} ended, but is open in the table"
-    return None
-
-
-def _foreign_unit(table: UnitFiles, frames: list[TransactionFrame], start: int) -> str | None:
-    units = table.units
-    mine = {frame.unit()[:4] for frame in frames if frame.is_prepared}
-    for at in np.flatnonzero(units["physical_offset"] >= start).tolist():
-        unit = StateUnit(*units[at].item())
-        if unit.size != FILLER_SIZE and unit[:4] not in mine:
-            return f"{STATE_TABLE}: entry {table.first + at} fits no message of the log"
-    book = TransactionBook()
-    for frame in frames:
-        book.take(frame)
-    if (book.next_number or 0) > table.end:
-        return f"{STATE_TABLE}: it ends at entry {table.end}, but the log has later numbers"
-    return None
-
-
-def _differs_from_log(
-    opened: Mapping[int, OpenTransaction],
-    redo: Units,
-    frames: list[TransactionFrame],
-    start: int,
-) -> str | None:
-    units = redo[redo["physical_offset"] >= start]
-    wanted = [frame.redo_unit() for frame in frames]
-    if [tuple(unit) for unit in units.tolist()] != [tuple(unit) for unit in wanted]:
-        return f"{REDO_LOG}: it differs from the log from {start} on"
-    book = TransactionBook(0)
-    # These transactions began before ``start``, but frames between ``start`` and ``stop`` may end
-    # them.
-    before = {offset: one for offset, one in opened.items() if offset < start}
-    book.open.update(before)
-    for frame in frames:
-        book.take(frame)
-    for offset in book.open.keys() | opened.keys():
-        ours, theirs = book.open.get(offset), opened.get(offset)
-        if ours is None or theirs is None or ours[1:] != theirs[1:]:
-            return f"{STATE_TABLE}: the transaction at {offset} differs from the log"
     return None

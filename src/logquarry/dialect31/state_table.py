@@ -9,7 +9,7 @@ that their numbers are not used again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,7 +26,10 @@ from logquarry.dialect31.open_transactions import (
     TransactionFrame,
     TransactionsFound,
     UnitFiles,
+    differs_from_redo,
     filler,
+    found_in,
+    frames_between,
     open_in,
     read_redo,
     read_table,
@@ -43,6 +46,7 @@ from logquarry.log.codec import Window
 from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import REDO_LOG, STATE_TABLE, quarantine
+from logquarry.log.walk import LogReader
 
 _FILLERS_AT_ONCE: Final = 1 << 14
 
@@ -265,10 +269,15 @@ def keeps_transactions(layout: StoreLayout, config: StoreConfig) -> bool:
 
 
 class TransactionCheck:
-    """Builds the state table and the redo log from the log, and compares the files with them."""
+    """Builds the state table and the redo log from the log, and compares the files with them.
 
-    def __init__(self) -> None:
+    ``before`` are transactions that began before the part of the log that is read.
+    """
+
+    def __init__(self, before: Mapping[int, OpenTransaction] | None = None) -> None:
         self.book = TransactionBook()
+        self._before = dict(before or {})
+        self.book.open.update(self._before)
         self.units = bytearray()
         self.redo = bytearray()
         self.first = 0
@@ -280,6 +289,8 @@ class TransactionCheck:
             self.redo += queue_entry.encode(frame.redo_unit())
             change = self.book.take(frame)
             if change is None:
+                continue
+            if change.unit is None and frame.prepared_offset in self._before:
                 continue
             if change.unit is None:
                 at = (change.number - self.first) * STATE_SIZE + STATE_AT
@@ -304,6 +315,13 @@ class TransactionCheck:
             yield table.fault, False
             return
         start = layout.commit_log.start
+        yield from self.open_faults(table, start)
+        yield from self.ended_faults(table, start)
+
+    def open_faults(self, table: UnitFiles, start: int = 0) -> Iterator[tuple[str, bool]]:
+        """Yield the differences between the transactions that are open in the table and in the log.
+        Transactions that began before ``start`` may be in the table only.
+        """
         there = open_in(table)
         for offset in sorted(self.book.open.keys() | there.keys()):
             ours, theirs = self.book.open.get(offset), there.get(offset)
@@ -323,19 +341,19 @@ class TransactionCheck:
             elif ours[1:] != theirs[1:]:
                 reason = f"its entry {theirs.number} differs from the message at {offset}"
                 yield reason, False
-        yield from self._ended_faults(table, start)
         if (self.book.next_number or 0) > table.end:
             # RocketMQ itself causes this difference: when it builds the table again, the numbers
             # start at 0.
             yield f"its entries end at {table.end}, but the log has higher numbers", True
 
-    def _ended_faults(self, table: UnitFiles, log_start: int) -> Iterator[tuple[str, bool]]:
+    def ended_faults(self, table: UnitFiles, start: int) -> Iterator[tuple[str, bool]]:
+        """Yield the differences between the other entries of the table and the log from ``start``
+        on.
+        """
         units = table.units
         real = units["size"] != FILLER_SIZE
         ended = np.flatnonzero(
-            real
-            & (units["state"] != TRANSACTION_PREPARED)
-            & (units["physical_offset"] >= log_start)
+            real & (units["state"] != TRANSACTION_PREPARED) & (units["physical_offset"] >= start)
         )
         wanted = np.frombuffer(bytes(self.units), TABLE_DTYPE)
         wanted = wanted[wanted["size"] != FILLER_SIZE]
@@ -365,9 +383,12 @@ class TransactionCheck:
         Entries of messages before the log's start are skipped.
         """
         redo = read_redo(layout)
-        if redo.fault is not None:
-            return redo.fault
-        start = layout.commit_log.start
+        return redo.fault or self.redo_difference(redo, layout.commit_log.start)
+
+    def redo_difference(self, redo: UnitFiles, start: int) -> str | None:
+        """Return the first difference between the redo log and the log from ``start`` on, or
+        None.
+        """
         units = redo.units[redo.units["physical_offset"] >= start]
         wanted = np.frombuffer(bytes(self.redo), REDO_DTYPE)
         if len(units) == len(wanted) and (units == wanted).all():
@@ -411,6 +432,35 @@ class TransactionCheck:
                 redo_size,
             ),
         )
+
+
+def find_transactions(layout: StoreLayout, start: int, stop: int) -> TransactionsFound | str:
+    """Read the state table and the redo log of a store that was shut down cleanly. Return their
+    contents, or why a recovery is needed, which reads the whole log.
+
+    Both are compared with each other, and with the frames of the log from ``start`` to ``stop``.
+    """
+    table, redo = read_table(layout), read_redo(layout)
+    if (fault := table.fault or redo.fault) is not None:
+        return fault
+    log_start = layout.commit_log.start
+    if not layout.has_state_table and stop > log_start:
+        return "there is no state table, but the log may have transactions"
+    opened = open_in(table)
+    if (fault := differs_from_redo(layout, opened, redo.units, log_start)) is not None:
+        return fault
+    if start < stop:
+        check = TransactionCheck({at: one for at, one in opened.items() if at < start})
+        check.take(frames_between(LogReader(layout, bound=stop, check_crc=False), start, stop))
+        if (fault := check.redo_difference(redo, start)) is not None:
+            return f"{REDO_LOG}: {fault}"
+        faults = [reason for reason, _ in check.open_faults(table)]
+        # An entry with another outcome than the log is no reason for a recovery: RocketMQ writes
+        # such an entry if a producer sends a wrong number.
+        faults += [reason for reason, is_stale in check.ended_faults(table, start) if not is_stale]
+        if faults:
+            return f"{STATE_TABLE}: {faults[0]}"
+    return found_in(table, redo)
 
 
 def make_units(disk: Disk, root: Path, plan: UnitsPlan) -> None:

@@ -35,6 +35,7 @@ from logquarry.format.fields import Field, Layout
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
+MAGICS: Final = (MAGIC_V1, MAGIC_V2)
 MAGIC_BLANK: Final = 0xCBD43194
 
 HEAD = Layout(

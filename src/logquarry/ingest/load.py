@@ -33,8 +33,8 @@ from logquarry.disk.folders import StoreLock
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format.index import IndexShape
 from logquarry.ingest.staging import LoadPlan, Staged, by_broker
-from logquarry.log.apart import lies_in_store
 from logquarry.log.layout import StoreLayout
+from logquarry.log.location import lies_in_store
 from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE, LOADS
 from logquarry.read.fence import Action, require
 from logquarry.read.store_sizes import with_sizes

@@ -102,7 +102,7 @@ def _has_frame(filesystem: FileSystem, offset: int) -> bool:
             if len(head) < frame.BLANK.size:
                 return False
             size, magic = frame.BLANK.struct.unpack(head)
-            return magic in (frame.MAGIC_V1, frame.MAGIC_V2) and size >= frame.FIXED_SIZE_V1
+            return magic in frame.MAGICS and size >= frame.FIXED_SIZE_V1
     return False
 
 

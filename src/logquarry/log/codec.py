@@ -8,6 +8,7 @@ many frames. Without numba, or with ``LOGQUARRY_KERNELS=off``, the slower refere
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -38,6 +39,9 @@ logger = logging.getLogger(__name__)
 SWITCH = "LOGQUARRY_KERNELS"
 
 crc32_address = java.crc32_address
+
+_AT_MAGIC: Final = frame.HEAD.offsets["magic"]
+_MAGIC: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in frame.MAGICS))
 
 Rows = Int32
 
@@ -246,7 +250,7 @@ def _bytes_needed(window: Window, position: int) -> int:
     # damaged, the check fails at the head, so it needs only the head.
     view = window.data.data
     size, magic = frame.BLANK.struct.unpack_from(view, position)
-    if magic not in (frame.MAGIC_V1, frame.MAGIC_V2):
+    if magic not in frame.MAGICS:
         return frame.BLANK.size
     if not frame.fixed_size(magic, 0) <= size <= window.end - position:
         return frame.BLANK.size
@@ -319,40 +323,21 @@ def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tup
             row,
         )
         return int(place), int(code)
-    haystack = bytes(window.data[start : stop + frame.BLANK.size])
-    magics = [magic.to_bytes(4, "big") for magic in (frame.MAGIC_V1, frame.MAGIC_V2)]
-    at_magic = frame.HEAD.offsets["magic"]
-    position = start
-    while position < stop:
-        hits = [haystack.find(magic, position - start + at_magic) for magic in magics]
-        found = [hit - at_magic + start for hit in hits if hit >= 0]
-        if not found or min(found) >= stop:
-            break
-        position = min(found)
+    for match in _MAGIC.finditer(window.data.data, start + _AT_MAGIC, stop + _AT_MAGIC + 3):
+        position = match.start() - _AT_MAGIC
         code = check(window, position, row, check_crc=check_crc)
         if code in (REACHED_STOP, NEED_MORE):
             return position, code
-        position += 1
     if window.length < window.end:
         # The window may end inside a magic number. Then compare only the number's first byte, and
         # report NEED_MORE if this byte is right.
-        last = min(stop, window.length - at_magic)
+        last = min(stop, window.length - _AT_MAGIC)
         for unsure in range(max(start, window.length - frame.BLANK.size + 1), last):
-            if window.data[unsure + at_magic] == magics[0][0]:
+            if window.data[unsure + _AT_MAGIC] == frame.MAGIC_V1 >> 24:
                 return unsure, NEED_MORE
         if max(start, last) < stop:
             return max(start, last), NEED_MORE
     return stop, int(frame.DamageKind.TRUNCATED)
-
-
-def first_nonzero(window: Window, start: int, stop: int) -> int:
-    """Return the first position in ``[start, stop)`` with a byte that is not 0, or ``stop``."""
-    fast = kernels()
-    if fast is not None:
-        return int(fast.first_nonzero(window.address, start, stop))
-    # The comparison makes a new array. Unlike a live log, it cannot change during the search.
-    found = np.flatnonzero(window.data[start:stop] != 0)
-    return start + int(found[0]) if len(found) else stop
 
 
 def last_nonzero(window: Window, start: int, stop: int) -> int:
@@ -373,12 +358,10 @@ def damage_reason(window: Window, position: int, *, check_crc: bool) -> str:
     return outcome.reason if isinstance(outcome, frame.Damage) else "no frame"
 
 
-_MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
 _MOST_FRAMES: Final = 32
 """Maximum number of frames that :func:`first_frames` reads."""
 _SEARCHED: Final = 64 << 20
 """Number of bytes that :func:`first_frames` searches at the start of a file."""
-_CHUNK: Final = 1 << 20
 
 
 def head_offset(view: FileView) -> int | None:
@@ -393,7 +376,7 @@ def head_offset(view: FileView) -> int | None:
     if len(head) < size:
         return None
     fields = frame.HEAD.struct.unpack(head)
-    if fields[1] in _MAGICS:
+    if fields[1] in frame.MAGICS:
         return int(fields[6])
     return None if fields[1] == frame.MAGIC_BLANK or not any(head) else -1
 
@@ -405,9 +388,9 @@ def first_frames(view: FileView) -> Iterable[tuple[int, frame.Frame]]:
     stop = min(view.size, _SEARCHED, java.INT_MAX)
     data = view.window(0, stop)[:stop]
     position, count = 0, 0
-    while count < _MOST_FRAMES:
-        position = _next_magic(data, position)
-        if position < 0 or position + frame.HEAD.size > len(data):
+    while count < _MOST_FRAMES and (match := _MAGIC.search(data, position + _AT_MAGIC)):
+        position = match.start() - _AT_MAGIC
+        if position + frame.HEAD.size > len(data):
             return
         told = frame.HEAD.struct.unpack_from(data, position)[6]
         found = frame.decode_at(data, position, base=told - position)
@@ -417,18 +400,3 @@ def first_frames(view: FileView) -> Iterable[tuple[int, frame.Frame]]:
             position += found.size
         else:
             position += 1
-
-
-def _next_magic(data: memoryview, position: int) -> int:
-    at_magic = frame.HEAD.offsets["magic"]
-    magics = [magic.to_bytes(4, "big") for magic in _MAGICS]
-    while position + at_magic < len(data):
-        start = position + at_magic
-        chunk = bytes(data[start : start + _CHUNK])
-        hits = [hit for magic in magics if (hit := chunk.find(magic)) >= 0]
-        if hits:
-            return position + min(hits)
-        if len(chunk) < _CHUNK:
-            return -1
-        position += _CHUNK - len(magics[0]) + 1
-    return -1

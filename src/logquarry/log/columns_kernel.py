@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Final
 
@@ -65,32 +64,24 @@ def too_large() -> LogquarryError:
     return LogquarryError("one column of a batch takes more than 2 GiB")
 
 
-@dataclass(frozen=True, slots=True)
-class _GatherPlan:
-    narrow: tuple[str, ...]
-    wide: tuple[str, ...]
-    from32: Int64
-    at32: Int64
-    from64: Int64
-    at64: Int64
-    factors: Int64
+def _places(names: Sequence[str]) -> tuple[Int64, Int64]:
+    """Return the part of the frame and the position in this part of each field, as arrays."""
+    parts, positions = np.array([FIXED[name] for name in names], np.int64).reshape(-1, 2).T.copy()
+    return parts, positions
 
 
 @cache
-def _gather_plan(names: tuple[str, ...], ms: bool) -> _GatherPlan:
+def _gather_plan(
+    names: tuple[str, ...], ms: bool
+) -> tuple[list[str], tuple[Int64, Int64], list[str], tuple[Int64, Int64], Int64]:
+    """Return the fields of 32 bits with their places, the fields of 64 bits with their places, and
+    the factors by which the latter are multiplied.
+    """
     kinds = schema.arrow_types()
-    narrow = tuple(name for name in names if kinds[name].bit_width == 32)
-    wide = tuple(name for name in names if name not in narrow)
+    narrow = [name for name in names if kinds[name].bit_width == 32]
+    wide = [name for name in names if name not in narrow]
     factors = [MS if pa.types.is_timestamp(kinds[n]) and not ms else 1 for n in wide]
-    return _GatherPlan(
-        narrow,
-        wide,
-        np.array([FIXED[name][0] for name in narrow], np.int64),
-        np.array([FIXED[name][1] for name in narrow], np.int64),
-        np.array([FIXED[name][0] for name in wide], np.int64),
-        np.array([FIXED[name][1] for name in wide], np.int64),
-        np.array(factors, np.int64),
-    )
+    return narrow, _places(narrow), wide, _places(wide), np.array(factors, np.int64)
 
 
 class KernelColumns:
@@ -124,23 +115,14 @@ class KernelColumns:
         """Return fixed fields by name. Timestamps are in microseconds; with ``ms``, they are in
         milliseconds.
         """
-        plan = _gather_plan(tuple(names), ms)
-        out32 = np.empty((len(plan.narrow), self.count), np.int32)
-        out64 = np.empty((len(plan.wide), self.count), np.int64)
+        narrow, places32, wide, places64, factors = _gather_plan(tuple(names), ms)
+        out32 = np.empty((len(narrow), self.count), np.int32)
+        out64 = np.empty((len(wide), self.count), np.int64)
         self.k.gather(
-            self.address,
-            self.rows,
-            self.count,
-            plan.from32,
-            plan.at32,
-            out32,
-            plan.from64,
-            plan.at64,
-            plan.factors,
-            java.LONG_MAX // plan.factors,
-            out64,
+            *(self.address, self.rows, self.count, *places32, out32, *places64),
+            *(factors, java.LONG_MAX // factors, out64),
         )
-        return dict(zip(plan.narrow + plan.wide, [*out32, *out64], strict=True))
+        return dict(zip(narrow + wide, [*out32, *out64], strict=True))
 
     def _fixed(self, names: Sequence[str]) -> dict[str, pa.Array]:
         kinds = schema.arrow_types()

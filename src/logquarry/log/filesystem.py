@@ -50,14 +50,11 @@ class FileView(ABC):
 
     Attributes:
         is_mapped: whether a window is a view of a map; False if a window is a copy.
-        is_growing: whether another program may write to the file, so that a copy of its bytes can
-            become outdated.
     """
 
     path: str
     size: int
     is_mapped: bool = False
-    is_growing: bool = False
 
     @property
     def unreadable(self) -> Sequence[Unreadable]:
@@ -102,8 +99,8 @@ def unreadable_file(view: FileView, fault: Unreadable | None = None) -> Unreadab
     return UnreadableFile(view.path, offset, f"{length} bytes {reason}", kind=UNREADABLE)
 
 
-class GoneFile(FileView):
-    """The view of a file that was deleted. It has no bytes."""
+class EmptyFile(FileView):
+    """The view of a file without bytes."""
 
     is_mapped = True
 
@@ -113,6 +110,10 @@ class GoneFile(FileView):
 
     def window(self, start: int, length: int) -> memoryview:
         return memoryview(b"")
+
+
+class GoneFile(EmptyFile):
+    """The view of a file that was deleted."""
 
 
 class FileSystem(ABC):
@@ -187,40 +188,16 @@ class FileSystem(ABC):
         return f"{self.root.rstrip('/')}/{path}"
 
 
-class _LocalFile(FileView):
-    def __init__(self, path: str, note: Callable[[Sequence[Unreadable]], None]) -> None:
-        self.path = path
-        descriptor = os.open(path, READ_ONLY)
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise FileNotFoundError(errno.ENOENT, "not a file", path)
-            self.size = status.st_size
-            self._map: ReadableMap | None = None
-            self.is_mapped = True
-            if self.size:
-                # The descriptor can be closed below, because the map holds its own reference to the
-                # file.
-                mapped = WatchedMap(descriptor, self.size, access=mmap.ACCESS_READ).watch()
-                self.is_mapped = mapped.is_watched or not hasattr(os, "pread")
-                self.is_growing = not self.is_mapped
-                copied = None if self.is_mapped else os.dup(descriptor)
-                self._map = ReadableMap(path, mapped, self.size, descriptor=copied, note=note)
-        finally:
-            os.close(descriptor)
-
-    @property
-    def unreadable(self) -> Sequence[Unreadable]:
-        return () if self._map is None else self._map.unreadable
-
-    def window(self, start: int, length: int) -> memoryview:
-        return memoryview(b"") if self._map is None else self._map.window(start, length)
-
-    def reaches(self, end: int) -> bool:
-        return self._map is None or self._map.reaches(end)
-
-    def good_start(self, position: int) -> int:
-        return position if self._map is None else self._map.good_start(position)
+class _LocalFile(ReadableMap, FileView):
+    def __init__(
+        self, path: str, descriptor: int, size: int, note: Callable[[Sequence[Unreadable]], None]
+    ) -> None:
+        # The caller can close the descriptor, because the map holds its own reference to the file.
+        mapped = WatchedMap(descriptor, size, access=mmap.ACCESS_READ).watch()
+        self.is_mapped = mapped.is_watched or not hasattr(os, "pread")
+        self.size = size
+        copied = None if self.is_mapped else os.dup(descriptor)
+        super().__init__(path, mapped, size, descriptor=copied, note=note)
 
     def next_data(self, position: int) -> int:
         if position >= self.size:
@@ -294,8 +271,18 @@ class LocalFileSystem(FileSystem):
             return None
 
     def open(self, path: str) -> FileView:
+        full = self._path(path)
         try:
-            return _LocalFile(self._path(path), partial(self._note, path))
+            descriptor = os.open(full, READ_ONLY)
+            try:
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    raise FileNotFoundError(errno.ENOENT, "not a file", full)
+                if not status.st_size:
+                    return EmptyFile(full)
+                return _LocalFile(full, descriptor, status.st_size, partial(self._note, path))
+            finally:
+                os.close(descriptor)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -356,14 +343,21 @@ class _ArrowFile(FileView):
         self.path = path
         self.size = size
         self._file = file
+        self._last: tuple[int, memoryview] = 0, memoryview(b"")
 
     def head(self, length: int) -> memoryview:
-        return self._range(0, min(length, self.size))
+        return self._range(0, length)
 
     def window(self, start: int, length: int) -> memoryview:
-        return self._range(start, min(max(length, REMOTE_RANGE), self.size - start))
+        begin, data = self._last
+        stop = min(start + length, self.size)
+        if not begin <= start <= stop <= begin + len(data):
+            begin, data = start, self._range(start, max(stop - start, REMOTE_RANGE))
+            self._last = begin, data
+        return data[start - begin :]
 
     def _range(self, start: int, length: int) -> memoryview:
+        length = min(length, self.size - start)
         if length <= 0:
             return memoryview(b"")
         try:

@@ -18,15 +18,16 @@ import numpy as np
 from logquarry.errors import CorruptFrame
 from logquarry.format import arrays as r
 from logquarry.format import frame
-from logquarry.format.arrays import NEED_MORE, REACHED_STOP, SIZE, Int32, Int64
+from logquarry.format.arrays import NEED_MORE, REACHED_STOP, Int32, Int64
 from logquarry.format.batch import is_inner_batch, queue_count, unwrap
-from logquarry.format.frame import BLANK, FIXED_SIZE_V1, DamageKind
+from logquarry.format.frame import FIXED_SIZE_V1, DamageKind
 from logquarry.format.sys_flag import DEFAULT_LIMIT
 from logquarry.log import codec, walk
 from logquarry.log.codec import Rows, Window
-from logquarry.log.filesystem import REMOTE_RANGE, FileView
+from logquarry.log.filesystem import REMOTE_RANGE, GoneFile
 from logquarry.log.layout import StoreLayout
-from logquarry.log.readable import UNREADABLE, Unreadable, first_unreadable
+from logquarry.log.open_files import LogBytes
+from logquarry.log.readable import UNREADABLE, first_unreadable
 from logquarry.log.store_files import StoreFile
 from logquarry.log.walk import DamagedSpan, Event, LogReader, Run
 
@@ -106,88 +107,69 @@ def runs_at(
 
     A frame must be as long as ``sizes`` states, unless the stated size is 0 or ``any_size`` is set.
     """
-    files = layout.commit_log
+    log = LogBytes(layout, check_crc=check_crc, batch_bytes=batch_bytes)
     start = 0
     while start < len(offsets):
-        file = files.at(int(offsets[start]))
+        offset = int(offsets[start])
+        file = log.files.at(offset)
         if file is None:
-            yield DamagedSpan(
-                int(offsets[start]),
-                int(sizes[start]),
-                walk.MISSING_FILE,
-                "there is no file for this part of the log",
-                layout.log_path(int(offsets[start])),
-            )
+            reason, path = "there is no file for this part of the log", layout.log_path(offset)
+            yield DamagedSpan(offset, int(sizes[start]), walk.MISSING_FILE, reason, path)
             start += 1
             continue
-        stop = int(np.searchsorted(offsets, file.base + files.file_size))
-        yield from _in_file(
-            layout, file, offsets[start:stop], sizes[start:stop], check_crc, batch_bytes, any_size
-        )
+        stop = int(np.searchsorted(offsets, file.base + log.files.file_size))
+        yield from _in_file(log, file, offsets[start:stop], sizes[start:stop], any_size)
         start = stop
 
 
 def _in_file(
-    layout: StoreLayout,
-    file: StoreFile,
-    offsets: Offsets,
-    sizes: Sizes,
-    check_crc: bool,
-    batch_bytes: int,
-    any_size: bool,
+    log: LogBytes, file: StoreFile, offsets: Offsets, sizes: Sizes, any_size: bool
 ) -> Iterator[Run | DamagedSpan]:
-    path = layout.filesystem.full_path(file.path)
-    try:
-        view = layout.open_file(file.path)
-    except FileNotFoundError:
+    path = log.layout.filesystem.full_path(file.path)
+    view = log.view(file)
+    if isinstance(view, GoneFile):
         # A live broker may delete the file after the listing.
         for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
             yield DamagedSpan(offset, size, walk.MISSING_FILE, "the file was deleted", path)
         return
-    room = layout.commit_log.file_size
     filled = np.cumsum(sizes, dtype=np.int64)
     start = 0
     while start < len(offsets):
         before = int(filled[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(filled, before + batch_bytes, "right")))
+        stop = max(start + 1, int(np.searchsorted(filled, before + log.batch_bytes, "right")))
         first = int(offsets[start]) - file.base
         if not view.is_mapped:
             # Read all frames of the batch with one request, including the bytes between them.
             near = int(np.searchsorted(offsets, int(offsets[start]) + REMOTE_RANGE))
             stop = max(start + 1, min(stop, near))
         last = int(offsets[stop - 1]) - file.base + max(int(sizes[stop - 1]), FIXED_SIZE_V1)
-        window = _window(view, file, first, last - first, room)
-        if window.length < min(room, view.size) - first:
-            stop, window = _whole_frames(view, file, window, offsets[start:stop], start, room)
+        window = log.window_of(file, first, last - first)
+        if window.length < min(log.files.file_size, view.size) - first:
+            count, window = _whole_frames(log, file, window, offsets[start:stop])
+            stop = start + count
         places = offsets[start:stop] - window.base
         wanted = np.zeros_like(sizes[start:stop]) if any_size else sizes[start:stop]
-        rows, codes = codec.check_places(window, places, wanted, check_crc=check_crc)
-        hidden = _hidden(view, file, window, places, rows, codes)
-        for i, fault in hidden.items():
-            offset = window.base + int(places[i])
-            yield DamagedSpan(offset, int(sizes[start + i]), UNREADABLE, fault.words, path)
-        if hidden:
-            sound = np.flatnonzero(codes == REACHED_STOP)
-            rows = rows[[number for number, i in enumerate(sound.tolist()) if i not in hidden]]
-        bad = np.flatnonzero(codes != REACHED_STOP)
-        for i in bad.tolist():
-            if i in hidden:
-                continue
+        rows, codes = codec.check_places(window, places, wanted, check_crc=log.check_crc)
+        is_sound, is_readable = codes == REACHED_STOP, np.ones(len(codes), np.bool_)
+        # Frames can have unreadable bytes only if the file has some.
+        for i, offset in enumerate(offsets[start:stop].tolist() if view.unreadable else ()):
+            fault = log.frame_fault(file, offset - file.base)
+            if fault is not None:
+                is_readable[i] = False
+                yield DamagedSpan(offset, int(sizes[start + i]), UNREADABLE, fault.words, path)
+        for i in np.flatnonzero(is_readable & ~is_sound).tolist():
             yield _span(window, int(places[i]), int(sizes[start + i]), int(codes[i]), path)
+        if not is_readable.all():
+            rows = rows[is_readable[is_sound]]
         if len(rows):
             yield Run(window, rows, path, view if view.is_mapped else None, file.base)
         start = stop
 
 
-def _window(view: FileView, file: StoreFile, at: int, length: int, room: int) -> Window:
-    data = view.window(at, length)[: max(0, room - at)]
-    return Window.of(data, file.base + at, room - at)
-
-
 def _whole_frames(
-    view: FileView, file: StoreFile, window: Window, offsets: Offsets, start: int, room: int
+    log: LogBytes, file: StoreFile, window: Window, offsets: Offsets
 ) -> tuple[int, Window]:
-    """Return the number of the first frame that the window does not contain whole, and the window.
+    """Return how many of the frames at ``offsets`` the window contains whole, and the window.
 
     If the window does not contain even the frame at its start, the returned window is larger, so
     that it contains this frame.
@@ -196,41 +178,10 @@ def _whole_frames(
     _, codes = codec.check_places(window, offsets - window.base, none, check_crc=False)
     cut = np.flatnonzero(codes == NEED_MORE)
     if not len(cut):
-        return start + len(offsets), window
+        return len(offsets), window
     if cut[0] > 0:
-        return start + int(cut[0]), window
-    size = BLANK.size
-    if window.length >= BLANK.size:
-        size, _ = BLANK.struct.unpack_from(window.data.data, 0)
-    at = window.base - file.base
-    return start + 1, _window(view, file, at, min(max(size, FIXED_SIZE_V1), room - at), room)
-
-
-def _hidden(
-    view: FileView,
-    file: StoreFile,
-    window: Window,
-    places: Offsets,
-    rows: Rows,
-    codes: Int32,
-) -> dict[int, Unreadable]:
-    """Return index in ``places`` -> unreadable range, for each frame that overlaps such a range."""
-    if not view.unreadable:
-        return {}
-    lengths = np.full(len(places), FIXED_SIZE_V1, np.int64)
-    lengths[codes == REACHED_STOP] = rows[:, SIZE]
-    found: dict[int, Unreadable] = {}
-    for i, place in enumerate(places.tolist()):
-        at, length = window.base - file.base + place, int(lengths[i])
-        if codes[i] != REACHED_STOP:
-            head = bytes(view.window(at, BLANK.size)[: BLANK.size]).ljust(BLANK.size, b"\0")
-            size, _ = BLANK.struct.unpack(head)
-            if FIXED_SIZE_V1 <= size <= window.end - place:
-                length = size
-        fault = first_unreadable(view.unreadable, at, length)
-        if fault is not None:
-            found[i] = fault
-    return found
+        return int(cut[0]), window
+    return 1, log.whole_frame(file, window.base - file.base)[0]
 
 
 def _span(window: Window, place: int, size: int, code: int, path: str) -> DamagedSpan:

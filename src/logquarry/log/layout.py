@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, KeysView, Mapping
 from functools import cached_property
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import CorruptFile, StoreNotFound
@@ -35,13 +35,6 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class _Listing:
-    def __init__(self, layout: StoreLayout) -> None:
-        self.layout = layout
-        self.found: dict[str, Any] = {}
-        self.has_given_log = False
-
-
 def _listing_settings(config: StoreConfig) -> tuple[object, ...]:
     """The settings that the lists of a layout depend on."""
     return (
@@ -52,27 +45,28 @@ def _listing_settings(config: StoreConfig) -> tuple[object, ...]:
     )
 
 
-_BY_SETTINGS: Final = frozenset({"lost_head", "log_names", "state_table", "redo_log"})
-"""The lists that depend on settings, except ``commit_log``."""
-
-
 class _listed(Generic[_T]):  # noqa: N801
-    """A property of a layout whose value is cached until :meth:`StoreLayout.refresh`."""
+    """A property of a layout whose value is cached until :meth:`StoreLayout.refresh`. With
+    ``by_settings``, only layouts with the same settings share the value.
+    """
 
-    def __init__(self, find: Callable[[StoreLayout], _T]) -> None:
+    def __init__(self, find: Callable[[StoreLayout], _T], *, by_settings: bool = False) -> None:
         self._find = find
+        self._cache = "_sized" if by_settings else "_listing"
         self.__doc__ = find.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     def __get__(self, layout: StoreLayout, owner: type) -> _T:
-        listing = layout._listing
-        try:
-            found: _T = listing.found[self._name]
-        except KeyError:
-            found = listing.found[self._name] = self._find(listing.layout)
-        return found
+        cache: dict[str, _T] = getattr(layout, self._cache)
+        if self._name not in cache:
+            cache[self._name] = self._find(layout)
+        return cache[self._name]
+
+
+def _listed_by_settings(find: Callable[[StoreLayout], _T]) -> _listed[_T]:
+    return _listed(find, by_settings=True)
 
 
 class BrokenLink(StoreNotFound):
@@ -96,7 +90,8 @@ class StoreLayout:
         self._goes_by_names = self._shows_lost_head = True
         self._folders = StoreFolders(filesystem, by_names=True)
         self._names = filesystem.list("")
-        present = {entry.name for entry in self._names if entry.is_dir}
+        self.folders = present = frozenset(entry.name for entry in self._names if entry.is_dir)
+        self.refresh()
         if store_files.SALVAGE in present:
             raise StoreNotFound(
                 f"{filesystem.root}: an unfinished salvage is here: remove the folder and salvage "
@@ -118,8 +113,6 @@ class StoreLayout:
             if error.suggestion is None:
                 self._require_log_here()
             raise error
-        self.folders = frozenset(present)
-        self._listing = _Listing(self)
 
     @classmethod
     def open(
@@ -143,11 +136,7 @@ class StoreLayout:
         other.__dict__.pop("delay_levels_ms", None)
         if _listing_settings(config) != _listing_settings(self.config):
             other.__dict__.pop("log_folders", None)
-            other._listing = listing = _Listing(other)
-            listing.has_given_log = self._listing.has_given_log
-            old = _BY_SETTINGS if listing.has_given_log else _BY_SETTINGS | {"commit_log"}
-            known = self._listing.found
-            listing.found = {name: known[name] for name in known.keys() - old}
+            other._sized = {}
         return other
 
     def by_content(self, *, shows_lost_head: bool = True) -> StoreLayout:
@@ -160,7 +149,7 @@ class StoreLayout:
         other._goes_by_names = False
         other._shows_lost_head = shows_lost_head
         other._folders = StoreFolders(self.filesystem, by_names=False)
-        other._listing = _Listing(other)
+        other.refresh()
         return other
 
     @property
@@ -175,14 +164,15 @@ class StoreLayout:
 
     def refresh(self) -> None:
         """Drop the cached listings, because writers add files and retention deletes files."""
-        self._listing = _Listing(self)
+        self._listing: dict[str, Any] = {}
+        self._sized: dict[str, Any] = {}
+        self._given_log: FileSequence | None = None
 
     def use_commit_log(self, files: FileSequence) -> None:
         """Use given files as the commit log, instead of the listed files, until the next
         refresh.
         """
-        self._listing.found["commit_log"] = files
-        self._listing.has_given_log = True
+        self._given_log = files
 
     def open_file(self, path: str) -> FileView:
         """Open a file below the root. Raises MisnamedFile for a log file with a wrong name."""
@@ -193,7 +183,7 @@ class StoreLayout:
             self.require_right_names(path)
         return view
 
-    @_listed
+    @property
     def commit_log(self) -> FileSequence:
         """The files of the commit log.
 
@@ -201,6 +191,10 @@ class StoreLayout:
         wrong. Checks only the first and the last file, files before or after a gap, and files whose
         names are not offsets.
         """
+        return self._given_log or self._listed_log
+
+    @_listed_by_settings
+    def _listed_log(self) -> FileSequence:
         files, folders = self.list_commit_log(), self.log_folders
         self._require_log_here()
         # DLedger has a separate setting for the file size.
@@ -284,7 +278,7 @@ class StoreLayout:
         exists = self.filesystem.exists
         return next((file.base for file in log.files if exists(file.path)), log.end)
 
-    @_listed
+    @_listed_by_settings
     def lost_head(self) -> LostHead | None:
         """The missing start of the log; None if there is no sign that files are missing."""
         return find_lost_head(self.filesystem, self._list_log())
@@ -298,7 +292,7 @@ class StoreLayout:
         ]
         return tuple(sorted(files, key=lambda file: file.base))
 
-    @_listed
+    @_listed_by_settings
     def log_names(self) -> LogNames:
         """The log's files with the offsets that their frames show, and the files to rename."""
         return self._find_log_names()
@@ -307,9 +301,10 @@ class StoreLayout:
         named = self._files_by_name()
         if self.log_folders.feature is not None:
             return LogNames(named)
-        found = identify_files(self.filesystem, named)
+        entries = self.filesystem.list(store_files.COMMIT_LOG)
+        found = identify_files(self.filesystem, named, entries)
         known = {file.path for file in named} | {one.path for one in found.renames}
-        for entry in self.filesystem.list(store_files.COMMIT_LOG):
+        for entry in entries:
             if (path := f"{store_files.COMMIT_LOG}/{entry.name}") not in known:
                 self._folders.ignore(path)
         return found
@@ -387,14 +382,14 @@ class StoreLayout:
         """Whether the store has the folder for the transactions of RocketMQ 3.x."""
         return store_files.TRANSACTION in self.folders
 
-    @_listed
+    @_listed_by_settings
     def state_table(self) -> FileSequence:
         """The files of the state table of 3.x."""
         return self._of_3_x(
             store_files.STATE_TABLE, queue_entry.STATE_SIZE, self.config.state_table_file_size
         )
 
-    @_listed
+    @_listed_by_settings
     def redo_log(self) -> FileSequence:
         """The files of the redo log of 3.x."""
         return self._of_3_x(

@@ -130,7 +130,8 @@ def has_doubtful_name(filesystem: FileSystem, files: Sequence[StoreFile], size: 
         if after.base - before.base != size:
             suspects |= {before.path: before.base, after.path: after.base}
     known = {file.path for file in files}
-    suspects |= {path: None for path, _ in _entries(filesystem) if path not in known}
+    entries = _entries(filesystem, filesystem.list(COMMIT_LOG))
+    suspects |= {path: None for path, _ in entries if path not in known}
     for path, base in suspects.items():
         try:
             view = filesystem.open(path)
@@ -142,14 +143,18 @@ def has_doubtful_name(filesystem: FileSystem, files: Sequence[StoreFile], size: 
     return False
 
 
-def identify_files(filesystem: FileSystem, files: Sequence[StoreFile]) -> LogNames:
-    """Identify the files of a log. ``files`` are the files whose names are offsets, in order."""
-    return _Identification(filesystem, files).run()
+def identify_files(
+    filesystem: FileSystem, files: Sequence[StoreFile], entries: Sequence[Entry]
+) -> LogNames:
+    """Identify the files of a log. ``files`` are the files whose names are offsets, in order.
+    ``entries`` is the list of ``commitlog/``.
+    """
+    return _Identification(filesystem, files, entries).run()
 
 
-def _entries(filesystem: FileSystem) -> Iterator[tuple[str, Entry]]:
+def _entries(filesystem: FileSystem, entries: Sequence[Entry]) -> Iterator[tuple[str, Entry]]:
     # Log files may also be in a subfolder, such as a backup or lost+found.
-    for entry in filesystem.list(COMMIT_LOG):
+    for entry in entries:
         path = f"{COMMIT_LOG}/{entry.name}"
         if not entry.is_dir:
             yield path, entry
@@ -181,11 +186,13 @@ class _Item:
 
 
 class _Identification:
-    def __init__(self, filesystem: FileSystem, files: Sequence[StoreFile]) -> None:
+    def __init__(
+        self, filesystem: FileSystem, files: Sequence[StoreFile], entries: Sequence[Entry]
+    ) -> None:
         self._filesystem = filesystem
         self._items = [_Item(file.path, file.size, file.base) for file in files]
         known = {file.path for file in files}
-        for path, entry in _entries(filesystem):
+        for path, entry in _entries(filesystem, entries):
             if path not in known:
                 ours = _OURS.fullmatch(entry.name)
                 target = int(ours[1]) if ours is not None and "/" not in entry.name else None

@@ -7,8 +7,9 @@ to ``dledger-ID/data`` or to ``storePathDLedgerCommitLog``, with 48 bytes before
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -73,6 +74,10 @@ _STATE_LEDGER: Final = (
     "storePathDLedgerCommitLog names the folder."
 )
 _TWICE: Final = "Compare the two, and move the one that is not the broker's out of the folder."
+
+
+_Numbered = Callable[[str], Mapping[int, int]]
+"""Function that returns offset -> size of the files in a folder whose names are offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,24 +159,27 @@ def find_log_folders(
       durable offset, because a recovery may have moved all files out of the folder.
     """
     folders = sorted(entry.name for entry in names if entry.is_dir)
-    bases = _offset_names(filesystem, COMMIT_LOG)
+    numbered = cache(partial(_numbered, filesystem))
+    bases = numbered(COMMIT_LOG)
     own = (COMMIT_LOG,) if bases else ()
-    ledgers = _ledgers(filesystem, folders)
-    if ledgers:
+    ledgers = tuple(f"{name}/data" for name in folders if name.startswith(DLEDGER_FOLDER))
+    if ledgers := tuple(filter(numbered, ledgers)):
         if len(ledgers) == 1 and not bases:
             return LogFolders(ledgers, DLEDGER)
         return _missing(DLEDGER, ledgers, f"its log is a DLedger log ({', '.join(ledgers)})")
     if not bases and is_on(config, "enableDLegerCommitLog"):
         path = setting(config, _DLEDGER_PATH).rstrip("/")
-        ledger = _folder_of(filesystem, folders, path, may_be_empty=False) if path else None
+        ledger = _folder_of(filesystem, folders, path, numbered) if path else None
         if ledger is not None:
             return LogFolders((ledger,), DLEDGER)
         given = ("enableDLegerCommitLog",)
         return _missing(DLEDGER, given, "its configuration has enableDLegerCommitLog=true")
-    stated, read_only = _stated_folders(filesystem, folders, config)
+    stated, read_only = _stated_folders(filesystem, folders, config, numbered)
     if None in stated and any(stated):
-        emptied, may_be_empty = _stated_folders(filesystem, folders, config, may_be_empty=True)
-        if None not in emptied and _reaches(filesystem, emptied, durable_end()):
+        # Also accept folders without files.
+        emptied, may_be_empty = _stated_folders(filesystem, folders, config, None)
+        found = (_numbered(filesystem, path, must_read=True) for path in emptied if path)
+        if None not in emptied and _reaches(found, durable_end()):
             stated, read_only = emptied, may_be_empty
     if stated and None not in stated:
         known = tuple(dict.fromkeys(path for path in stated if path is not None))
@@ -182,7 +190,7 @@ def find_log_folders(
         also = own if COMMIT_LOG not in known else ()
         paths = (*also, *known)
         feature = SEVERAL_LOG_PATHS if len(paths) > 1 else LOG_ELSEWHERE
-        return _twice(filesystem, paths) or LogFolders(paths, feature, read_only | frozenset(also))
+        return _twice(numbered, paths) or LogFolders(paths, feature, read_only | frozenset(also))
     writable = _paths(config, _STATED[0])
     if len(writable) > 1:
         reason = f"its configuration names {len(writable)} folders for the log ({_STATED[0]})"
@@ -190,36 +198,46 @@ def find_log_folders(
         empty = [path for path, found in zip(every, stated, strict=True) if found is None]
         reason += ", and no file of the log is in "
         reason += f"{', '.join(empty)}: is a disk not mounted?"
-        return LogFolders(missing=LogPlace(SEVERAL_LOG_PATHS, _STATED[:1], reason, _EMPTY_FOLDER))
-    parts = _other_parts(filesystem, folders, bases)
+        return _missing(SEVERAL_LOG_PATHS, _STATED[:1], reason, _EMPTY_FOLDER)
+    # A folder is a copy, not a part of the log, if one of its files has the same name as a file of
+    # the log.
+    parts = tuple(
+        name
+        for name in folders
+        if name not in _NO_LOG
+        and not name.startswith(DLEDGER_FOLDER)
+        and (own_bases := numbered(name))
+        and (not bases or (bases.keys().isdisjoint(own_bases) and max(own_bases) > min(bases)))
+    )
     is_whole = bool(bases) or len(parts) > 1
-    if parts and not stated and (is_whole or _reaches(filesystem, parts, durable_end())):
-        return _twice(filesystem, own + parts) or LogFolders(own + parts, SEVERAL_LOG_PATHS)
+    if parts and not stated and (is_whole or _reaches(map(numbered, parts), durable_end())):
+        return _twice(numbered, own + parts) or LogFolders(own + parts, SEVERAL_LOG_PATHS)
     if parts:
         shown = tuple(f"{name}/" for name in parts)
         if not bases and any(name.startswith(DLEDGER_FOLDER) for name in folders):
             reason = f"its log is a DLedger log in {', '.join(shown)}"
-            return LogFolders(missing=LogPlace(DLEDGER, shown, reason, _STATE_LEDGER))
+            return _missing(DLEDGER, shown, reason, _STATE_LEDGER)
         feature = SEVERAL_LOG_PATHS if bases or len(parts) > 1 else LOG_ELSEWHERE
         where = "also in" if bases else "in"
         return _missing(feature, shown, f"files of its log are {where} {', '.join(shown)}")
     return LogFolders()
 
 
-def _missing(feature: str, evidence: tuple[str, ...], reason: str) -> LogFolders:
-    return LogFolders(missing=LogPlace(feature, evidence, reason))
+def _missing(
+    feature: str, evidence: tuple[str, ...], reason: str, advice: str | None = None
+) -> LogFolders:
+    return LogFolders(missing=LogPlace(feature, evidence, reason, advice))
 
 
-def _twice(filesystem: FileSystem, folders: Sequence[str]) -> LogFolders | None:
+def _twice(numbered: _Numbered, folders: Sequence[str]) -> LogFolders | None:
     """If two folders have files of the same name, return a result that reports them; else None."""
     seen: dict[int, str] = {}
     for folder in folders:
-        for base in _offset_names(filesystem, folder):
+        for base in numbered(folder):
             if base in seen:
                 given = tuple(f"{one}/{base:020d}" for one in (seen[base], folder))
                 reason = f"two folders of its log have the same file: {given[0]} and {given[1]}"
-                place = LogPlace(SEVERAL_LOG_PATHS, given, reason, _TWICE)
-                return LogFolders(missing=place)
+                return _missing(SEVERAL_LOG_PATHS, given, reason, _TWICE)
             seen[base] = folder
     return None
 
@@ -228,18 +246,12 @@ def _paths(config: StoreConfig, name: str) -> list[str]:
     return [path.strip() for path in setting(config, name).split(",") if path.strip()]
 
 
-def _reaches(filesystem: FileSystem, folders: Iterable[str | None], end: int | None) -> bool:
+def _reaches(folders: Iterable[Mapping[int, int]], end: int | None) -> bool:
     """Whether the files of the folders together are a log without gaps that contains the durable
     offset.
     """
-    files = {
-        int(entry.name): entry.size
-        for folder in folders
-        if folder is not None
-        for entry in filesystem.list(folder)
-        if not entry.is_dir and is_offset_name(entry.name)
-    }
-    bases = sorted(files)
+    files = dict(sorted(file for folder in folders for file in folder.items()))
+    bases = list(files)
     if end is None or not bases or not bases[0] <= end <= bases[-1] + files[bases[-1]]:
         return False
     return all(a + files[a] == b for a, b in pairwise(bases))
@@ -249,15 +261,14 @@ def _stated_folders(
     filesystem: FileSystem,
     folders: Sequence[str],
     config: StoreConfig,
-    *,
-    may_be_empty: bool = False,
+    numbered: _Numbered | None,
 ) -> tuple[list[str | None], frozenset[str]]:
     """Return the configured folders (None for a folder without log files), and the set of those
     that are read-only.
     """
     found = {
         name: [
-            _folder_of(filesystem, folders, path.rstrip("/"), may_be_empty)
+            _folder_of(filesystem, folders, path.rstrip("/"), numbered)
             for path in _paths(config, name)
         ]
         for name in _STATED
@@ -267,41 +278,21 @@ def _stated_folders(
 
 
 def _folder_of(
-    filesystem: FileSystem, folders: Sequence[str], path: str, may_be_empty: bool
+    filesystem: FileSystem, folders: Sequence[str], path: str, numbered: _Numbered | None
 ) -> str | None:
     # If the store was copied, the folder may be in the store's root instead of at the configured
-    # path. With may_be_empty, a folder without files is accepted too.
+    # path. Without ``numbered``, a folder without files is accepted too.
     places = [path.rpartition("/")[2]] if path.rpartition("/")[2] in folders else []
     if isinstance(filesystem, LocalFileSystem):
         root = filesystem.local_path("")
         places += [os.path.relpath(root.parent / path, root)]
-    if may_be_empty:
-        places = [place for place in places if Path(filesystem.full_path(place)).is_dir()]
-    elif places:
-        places = [place for place in places if _offset_names(filesystem, place)]
-    return next(iter(places), None)
 
+    def accepts(place: str) -> bool:
+        if numbered is None:
+            return Path(filesystem.full_path(place)).is_dir()
+        return bool(numbered(place))
 
-def _ledgers(filesystem: FileSystem, folders: Sequence[str]) -> tuple[str, ...]:
-    return tuple(
-        f"{name}/data"
-        for name in folders
-        if name.startswith(DLEDGER_FOLDER) and _offset_names(filesystem, f"{name}/data")
-    )
-
-
-def _other_parts(
-    filesystem: FileSystem, folders: Sequence[str], bases: Sequence[int]
-) -> tuple[str, ...]:
-    """Return the folders in the store that continue its log."""
-    return tuple(
-        name
-        for name in folders
-        if name not in _NO_LOG
-        and not name.startswith(DLEDGER_FOLDER)
-        and (found := _offset_names(filesystem, name))
-        and _goes_on(bases, found)
-    )
+    return next(filter(accepts, places), None)
 
 
 def find_missing_log(
@@ -322,19 +313,16 @@ def find_missing_log(
     return LogPlace(LOG_ELSEWHERE, (known,), reason)
 
 
-def _goes_on(bases: Sequence[int], found: Sequence[int]) -> bool:
-    # A folder is a copy, not a part of the log, if one of its files has the same name as a file of
-    # the log.
-    return not bases or (not set(bases) & set(found) and max(found) > min(bases))
-
-
-def _offset_names(filesystem: FileSystem, folder: str) -> list[int]:
+def _numbered(filesystem: FileSystem, folder: str, *, must_read: bool = False) -> dict[int, int]:
+    """Return offset -> size of the files in a folder whose names are offsets."""
     try:
         entries = filesystem.list(folder)
     except StoreNotFound:
+        if must_read:
+            raise
         # This user may not read the folder. For example, lost+found belongs to the file system.
-        return []
-    return [int(entry.name) for entry in entries if not entry.is_dir and is_offset_name(entry.name)]
+        return {}
+    return {int(e.name): e.size for e in entries if not e.is_dir and is_offset_name(e.name)}
 
 
 def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None:

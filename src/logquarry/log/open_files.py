@@ -16,10 +16,10 @@ from logquarry.format.frame import ENTRY_HEAD, FIXED_SIZE_V1, has_entry_head_ref
 from logquarry.log import codec
 from logquarry.log.filesystem import FileView, GoneFile, unreadable_file
 from logquarry.log.layout import StoreLayout
-from logquarry.log.readable import CHUNK, Unreadable, first_unreadable
+from logquarry.log.readable import Unreadable, first_unreadable
 from logquarry.log.store_files import StoreFile
 
-_MOST_AHEAD: Final = 4 << 20
+_NO_BYTES: Final = memoryview(b"")
 
 MOST_OPEN: Final = 128
 """Maximum number of open files. A broker has many queue files."""
@@ -35,7 +35,7 @@ class OpenFiles:
     def __init__(self, layout: StoreLayout, *, is_strict: bool = False) -> None:
         self.is_strict = is_strict
         self._layout = layout
-        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._open: OrderedDict[str, FileView] = OrderedDict()
 
     def read(self, path: str, position: int, length: int) -> memoryview:
         """Read ``length`` bytes; fewer if the file ends earlier, and none if it was deleted.
@@ -43,21 +43,24 @@ class OpenFiles:
         Raises StoreNotFound if the file exists but cannot be read. With ``is_strict``, raises
         UnreadableFile if the disk does not deliver the bytes.
         """
-        file = self._opened(path)
-        if file is None:
-            return memoryview(b"")
-        data = file.read(position, length)
-        if self.is_strict and file.view.unreadable:
-            found = first_unreadable(file.view.unreadable, position, len(data))
+        view = self.view(path)
+        if view is None or position < 0:
+            return _NO_BYTES
+        data = view.window(position, length)[:length]
+        if self.is_strict and view.unreadable:
+            found = first_unreadable(view.unreadable, position, len(data))
             if found is not None:
-                raise unreadable_file(file.view, found)
+                raise unreadable_file(view, found)
         return data
 
-    def _opened(self, path: str) -> _OpenFile | None:
-        file = self._open.get(path)
-        if file is None:
+    def view(self, path: str) -> FileView | None:
+        """Open the whole file; None if it was deleted. Raises StoreNotFound if it cannot be
+        read.
+        """
+        view = self._open.get(path)
+        if view is None:
             try:
-                file = self._open[path] = _OpenFile(self._layout.open_file(path))
+                view = self._open[path] = self._layout.open_file(path)
             except FileNotFoundError:
                 return None
             except OSError as error:
@@ -67,36 +70,30 @@ class OpenFiles:
                 self._open.popitem(last=False)
         else:
             self._open.move_to_end(path)
-        return file
+        return view
 
     def window(self, path: str, position: int, length: int) -> tuple[int, memoryview]:
-        """Return the bytes that were read around a range, and the position at which they start."""
-        file = self._opened(path)
-        if file is None:
-            return position, memoryview(b"")
-        file.read(position, length)
-        return file.window
+        """Return the readable bytes around a range, and the position at which they start."""
+        view = self.view(path)
+        if view is None or position < 0:
+            return position, _NO_BYTES
+        data = view.window(position, length)
+        if not view.is_mapped or first_unreadable(view.unreadable, position, length):
+            return position, data
+        start = view.good_start(position)
+        return start, view.window(start, position - start + length)
 
     def fault(self, path: str, position: int, length: int) -> Unreadable | None:
         """Return the first range of these bytes that an earlier read found unreadable; None if
         there is none.
         """
-        file = self._open.get(path)
-        if file is None or not file.view.unreadable:
-            return None
-        return first_unreadable(file.view.unreadable, position, length)
+        view = self._open.get(path)
+        return None if view is None else first_unreadable(view.unreadable, position, length)
 
     def reaches(self, path: str, end: int) -> bool:
         """Whether an open file still has all bytes before a position."""
-        file = self._open.get(path)
-        return file is None or file.view.reaches(end)
-
-    def view(self, path: str) -> FileView | None:
-        """Open the whole file; None if it was deleted. Raises StoreNotFound if it cannot be
-        read.
-        """
-        file = self._opened(path)
-        return None if file is None else file.view
+        view = self._open.get(path)
+        return view is None or view.reaches(end)
 
     def forget(self, path: str) -> None:
         """Reopen a file at its next read, because the file has grown or was replaced."""
@@ -107,48 +104,6 @@ class OpenFiles:
         self._open.clear()
 
 
-class _OpenFile:
-    def __init__(self, view: FileView) -> None:
-        self.view = view
-        self._start = 0
-        self._data = memoryview(b"")
-        # Number of bytes after the requested range that are probed too, so that sequential reads
-        # need fewer probes.
-        self._ahead = 0
-
-    @property
-    def window(self) -> tuple[int, memoryview]:
-        return self._start, self._data
-
-    def read(self, position: int, length: int) -> memoryview:
-        length = min(length, self.view.size - position)
-        if position < 0 or length <= 0:
-            return memoryview(b"")
-        at = position - self._start
-        view = self.view
-        is_held = at >= 0 and at + length <= len(self._data) and not view.is_growing
-        if not is_held or not view.reaches(position + length):
-            is_next = 0 <= at <= len(self._data) > 0
-            self._ahead = min(_MOST_AHEAD, max(CHUNK, 2 * self._ahead)) if is_next else 0
-            self._start, self._data = self._around(position, length)
-            at = position - self._start
-        return self._data[at : at + length]
-
-    def _around(self, position: int, length: int) -> tuple[int, memoryview]:
-        view = self.view
-        data = view.window(position, length)
-        if not view.is_mapped or first_unreadable(view.unreadable, position, length):
-            return position, data
-        more = min(length + self._ahead, view.size - position)
-        view.window(position, more)
-        if first_unreadable(view.unreadable, position, more):
-            # Return only the requested range: the longer window would contain unreadable bytes.
-            # Such a window is a copy, and kernels need the map.
-            more = length
-        start = view.good_start(position)
-        return start, view.window(start, position - start + more)
-
-
 _SEARCH_BYTES = 1 << 20
 
 
@@ -156,49 +111,38 @@ class LogBytes:
     """Reads the files of one commit log. ``batch_bytes``: approximate size of a search window."""
 
     def __init__(self, layout: StoreLayout, *, check_crc: bool, batch_bytes: int) -> None:
-        self._layout = layout
-        self._files = layout.commit_log
-        self._check_crc = check_crc
-        self._batch_bytes = batch_bytes
+        self.layout = layout
+        self.files = layout.commit_log
+        self.check_crc = check_crc
+        self.batch_bytes = max(1, batch_bytes)
         self._open: tuple[StoreFile, FileView] | None = None
 
     def is_boundary(self, offset: int) -> bool:
         """Whether a physical offset is the start of a file, or of a gap between two files."""
-        file = self._files.at(offset)
+        file = self.files.at(offset)
         if file is not None:
             return file.base == offset
-        return self._files.at(offset - 1) is not None
-
-    def path_at(self, position: int) -> str:
-        """Return the full path of the log file that contains a physical offset.
-
-        If there is no such file, return the path of the log's first folder.
-        """
-        file = self._files.at(position)
-        folder = self._layout.log_folders.paths[0]
-        return self._layout.filesystem.full_path(folder if file is None else file.path)
+        return self.files.at(offset - 1) is not None
 
     def data_end(self, start: int, stop: int | None = None) -> int:
         """Return the physical offset after the last byte that is not 0. The search covers the bytes
         from ``start`` to ``stop`` (None: the end of the log's last file). The result is ``start``
         if all these bytes are 0.
         """
-        last = start
-        for file in self._files.files:
-            if file.base + self._files.file_size <= start:
+        last, stop = start, self.files.end if stop is None else stop
+        for file in self.files.files:
+            if file.base + self.files.file_size <= start:
                 continue
-            if stop is not None and file.base >= stop:
+            if file.base >= stop:
                 break
             at = max(0, start - file.base)
-            end_at = min(self.size(file), self._files.file_size)
-            if stop is not None:
-                end_at = min(end_at, stop - file.base)
+            end_at = min(self.size(file), self.files.file_size, stop - file.base)
             view = self.view(file)
             at = view.next_data(at)
             while at < end_at:
                 # See _find_in: search the next data before the window is read.
                 later = view.next_data(at + _SEARCH_BYTES)
-                window = self.window(file, at, _SEARCH_BYTES)
+                window = self.window_of(file, at, _SEARCH_BYTES)
                 piece = min(window.length, end_at - at, _SEARCH_BYTES)
                 end = codec.last_nonzero(window, 0, piece)
                 if end:
@@ -212,17 +156,12 @@ class LogBytes:
             # Only one file stays open. The map of an earlier file exists until its windows are
             # released.
             try:
-                view = self._layout.open_file(file.path)
+                view = self.layout.open_file(file.path)
             except FileNotFoundError:
                 # A live broker's retention may delete the file after the listing.
-                view = GoneFile(self._layout.filesystem.full_path(file.path))
+                view = GoneFile(self.layout.filesystem.full_path(file.path))
             self._open = file, view
         return self._open[1]
-
-    def map_of(self, file: StoreFile) -> FileView | None:
-        """Return the view of a file if it is mapped, so that its pages can be lost; else None."""
-        view = self.view(file)
-        return view if view.is_mapped else None
 
     def size(self, file: StoreFile) -> int:
         """Return the number of bytes that a file still has; 0 if it was deleted since the
@@ -230,17 +169,17 @@ class LogBytes:
         """
         return min(file.size, self.view(file).size) if file.size else 0
 
-    def window(self, file: StoreFile, at: int, length: int) -> codec.Window:
+    def window_of(self, file: StoreFile, at: int, length: int) -> codec.Window:
         """Return a window of ``length`` bytes or more from a position in a file, or of all bytes up
         to the file's end.
         """
         data = self.view(file).window(at, length)
         # Drop bytes after the file's regular size, which are not part of the log.
-        data = data[: max(0, self._files.file_size - at)]
-        end = self._files.file_size - at
-        return codec.Window.of(data, file.base + at, end, has_heads=self._files.has_heads)
+        data = data[: max(0, self.files.file_size - at)]
+        end = self.files.file_size - at
+        return codec.Window.of(data, file.base + at, end, has_heads=self.files.has_heads)
 
-    def fault(self, file: StoreFile, at: int, length: int) -> Unreadable | None:
+    def fault_in(self, file: StoreFile, at: int, length: int) -> Unreadable | None:
         """Return the first unreadable range that overlaps a range of a file."""
         view = self.view(file)
         if not view.unreadable:
@@ -259,7 +198,7 @@ class LogBytes:
         size, _ = BLANK_LAYOUT.struct.unpack_from(
             bytes(view.window(at, BLANK_LAYOUT.size)[: BLANK_LAYOUT.size]).ljust(BLANK_LAYOUT.size)
         )
-        return view.fault(at, size) if 0 < size <= self._files.file_size - at else None
+        return view.fault(at, size) if 0 < size <= self.files.file_size - at else None
 
     def whole_frame(self, file: StoreFile, at: int) -> tuple[codec.Window, int]:
         """Return a window with the whole frame at ``at``, and the code of :func:`codec.walk`.
@@ -267,16 +206,16 @@ class LogBytes:
         In a DLedger log, each frame has a head of 48 bytes before it. If ``at`` is the start of
         such a head, the window begins with the head.
         """
-        window = self.window(file, at, ENTRY_HEAD.size + FIXED_SIZE_V1)
+        window = self.window_of(file, at, ENTRY_HEAD.size + FIXED_SIZE_V1)
         data, left, skip = window.data.data, window.end, 0
         if window.has_heads and has_entry_head_reference(data, 0, base=window.base, left=left):
             skip = ENTRY_HEAD.size
         size = 0
         if window.length >= skip + BLANK_LAYOUT.size:
             size, _ = BLANK_LAYOUT.struct.unpack_from(data, skip)
-        window = self.window(file, at, max(FIXED_SIZE_V1, min(skip + size, left)))
+        window = self.window_of(file, at, max(FIXED_SIZE_V1, min(skip + size, left)))
         rows = codec.empty_rows(1)
-        _, _, code = codec.walk(window, 0, 1 + skip, rows, check_crc=self._check_crc)
+        _, _, code = codec.walk(window, 0, 1 + skip, rows, check_crc=self.check_crc)
         return window, code
 
     def find(self, start: int, limit: int) -> int | None:
@@ -285,8 +224,8 @@ class LogBytes:
 
         The log's first file does not count if it begins with a blank.
         """
-        for index, file in enumerate(self._files.files):
-            if file.base + self._files.file_size <= start or self.size(file) == 0:
+        for index, file in enumerate(self.files.files):
+            if file.base + self.files.file_size <= start or self.size(file) == 0:
                 continue
             if file.base >= limit:
                 break
@@ -308,7 +247,7 @@ class LogBytes:
             if data >= stop:
                 return None
             at = max(at, data - FIXED_SIZE_V1)
-            length = min(stop - at + FIXED_SIZE_V1, self._batch_bytes)
+            length = min(stop - at + FIXED_SIZE_V1, self.batch_bytes)
             if view.is_mapped:
                 length = min(length, _SEARCH_BYTES + FIXED_SIZE_V1)
             # Search in small pieces. After each piece, the next hole can be skipped. Find its end
@@ -316,8 +255,8 @@ class LogBytes:
             # the window extends into the next piece.
             piece = min(stop - at, _SEARCH_BYTES)
             later = view.next_data(at + piece)
-            window = self.window(file, at, length)
-            place, code = codec.find_frame(window, 0, piece, check_crc=self._check_crc)
+            window = self.window_of(file, at, length)
+            place, code = codec.find_frame(window, 0, piece, check_crc=self.check_crc)
             if code == REACHED_STOP:
                 return at + place
             if code != NEED_MORE:

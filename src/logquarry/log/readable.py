@@ -158,7 +158,7 @@ def probed_by(probe: Probe) -> Iterator[None]:
         _probe = before
 
 
-def reason_of(error: OSError) -> str:
+def _reason_of(error: OSError) -> str:
     """Return the reason of a failed read, with the errno."""
     return f"cannot be read: {error.strerror or error} (errno {error.errno})"
 
@@ -376,7 +376,7 @@ class ReadableMap:
         try:
             descriptor = os.open(self.path, READ_ONLY)
         except OSError as error:
-            return FILL * length, [Unreadable(start, length, reason_of(error))]
+            return FILL * length, [Unreadable(start, length, _reason_of(error))]
         try:
             return self._read_from(descriptor, start, length)
         finally:
@@ -397,7 +397,7 @@ class ReadableMap:
             try:
                 part = _probe.read(self.path, descriptor, at, count)
             except OSError as error:
-                part, reason = b"", reason_of(error)
+                part, reason = b"", _reason_of(error)
             parts.append(part.ljust(count, FILL))
             if len(part) < count:
                 faults.append(Unreadable(at + len(part), count - len(part), reason))

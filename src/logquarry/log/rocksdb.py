@@ -37,8 +37,8 @@ _FAMILY: Final = "default"
 
 def is_there(filesystem: FileSystem, folder: str) -> bool:
     """Whether a folder has a RocksDB database, even if the file CURRENT is missing."""
-    return filesystem.exists(f"{folder}/{CURRENT}") or any(
-        entry.name.startswith(_MANIFEST) or entry.name.endswith(".sst")
+    return any(
+        entry.name == CURRENT or entry.name.startswith(_MANIFEST) or entry.name.endswith(".sst")
         for entry in filesystem.list(folder)
         if not entry.is_dir
     )
@@ -168,7 +168,8 @@ def place_of(filesystem: FileSystem, file: str) -> str | None:
     """
     if file not in FOLDERS_V1:
         return None
-    folders = (f"{_CONFIG}/{FOLDER_V2}", f"{_CONFIG}/{FOLDERS_V1[file]}")
+    there = {entry.name for entry in filesystem.list(_CONFIG) if entry.is_dir}
+    folders = (f"{_CONFIG}/{n}" for n in (FOLDER_V2, FOLDERS_V1[file]) if n in there)
     return next((folder for folder in folders if is_there(filesystem, folder)), None)
 
 

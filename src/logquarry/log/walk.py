@@ -151,7 +151,7 @@ class ExpiredSpan(Span):
 Event = Run | BlankSpan | DamagedSpan | ExpiredSpan | LogEnd
 
 
-class LogReader:
+class LogReader(LogBytes):
     """Walks the commit log of a store.
 
     Args:
@@ -171,13 +171,9 @@ class LogReader:
         batch_bytes: int = DEFAULT_BATCH_BYTES,
         live: bool = False,
     ) -> None:
-        self.layout = layout
-        self.files = layout.commit_log
+        super().__init__(layout, check_crc=check_crc, batch_bytes=batch_bytes)
         self.bound = bound
-        self.check_crc = check_crc
-        self.batch_bytes = max(1, batch_bytes)
         self.live = live
-        self._log = LogBytes(layout, check_crc=check_crc, batch_bytes=self.batch_bytes)
         self._is_sure = layout.is_sure_of(bound)
         self._searched: tuple[int, int | None] | None = None
         self._rows_hint = _LEAST_ROWS
@@ -197,10 +193,10 @@ class LogReader:
         file, and reports no event for the bytes between ``start`` and that position.
         """
         position = self.files.start if start is None else max(start, self.files.start)
-        if resync and not self._log.is_boundary(position):
+        if resync and not self.is_boundary(position):
             limit = self.files.end if stop is None else stop
             here = min(self.files.next_boundary(position), self.files.end, limit)
-            found = self._log.find(position, here)
+            found = self.find(position, here)
             if found is None and here >= limit:
                 return
             position = here if found is None else found
@@ -250,18 +246,10 @@ class LogReader:
         """Whether a new walk that starts after damage would report the same events as this walk."""
         return self.bound is None or self._is_sure
 
-    def data_end(self, start: int, stop: int | None = None) -> int:
-        """Return the end of the data; see :meth:`LogBytes.data_end`."""
-        return self._log.data_end(start, stop)
-
-    def find(self, start: int, stop: int) -> int | None:
-        """Find a sound frame; see :meth:`LogBytes.find`."""
-        return self._log.find(start, stop)
-
     def fault(self, offset: int, length: int) -> Unreadable | None:
         """Return the first unreadable range that overlaps a range of one log file."""
         file = self.files.at(offset)
-        return None if file is None else self._log.fault(file, offset - file.base, length)
+        return None if file is None else self.fault_in(file, offset - file.base, length)
 
     def window(self, offset: int, length: int) -> codec.Window:
         """Return ``length`` bytes or more of the log from an offset on, but none after the end of
@@ -270,7 +258,7 @@ class LogReader:
         file = self.files.at(offset)
         if file is None:
             raise ValueError(f"{self.layout.root}: no file of the log has offset {offset}")
-        return self._log.window(file, offset - file.base, length)
+        return self.window_of(file, offset - file.base, length)
 
     def _cap(self, limit: int | None) -> int | None:
         if self.bound is None:
@@ -281,7 +269,7 @@ class LogReader:
         """Yield the damage or blank that begins at a range's end. A walk over the next range does
         not report it.
         """
-        if self._log.is_boundary(position) or position >= self.files.end:
+        if self.is_boundary(position) or position >= self.files.end:
             return
         if self.bound is not None and position >= self.bound:
             return
@@ -306,7 +294,7 @@ class LogReader:
         if file is not None and self._is_expired(file):
             after = file.base + self.files.file_size
             return ExpiredSpan(position, after - position), after
-        if file is None or position - file.base >= self._log.size(file):
+        if file is None or position - file.base >= self.size(file):
             kind, reason = self._missing_reason(file)
             if file is None or not file.size:
                 reason = self._link_reason(position) or reason
@@ -317,31 +305,26 @@ class LogReader:
         stop = min(end, at + self.batch_bytes)
         if limit is not None:
             stop = min(stop, limit - file.base)
-        window = self._log.window(file, at, min(stop - at + FIXED_SIZE_V1, self.batch_bytes))
-        shift = window.base - file.base
-        count, after, code = codec.walk(
-            window, at - shift, stop - shift, rows, check_crc=self.check_crc
-        )
+        window = self.window_of(file, at, min(stop - at + FIXED_SIZE_V1, self.batch_bytes))
+        count, after, code = codec.walk(window, 0, stop - at, rows, check_crc=self.check_crc)
         if count == 0 and code == NEED_MORE:
-            window, code = self._log.whole_frame(file, at)
+            window, code = self.whole_frame(file, at)
             if code == NEED_MORE:
                 return broken(DamageKind.TRUNCATED.label, "the file ends early")
-            shift = window.base - file.base
-            count, after, code = codec.walk(
-                window, at - shift, stop - shift, rows, check_crc=self.check_crc
-            )
-        if count and (fault := self._log.fault(file, at, after + shift - at)) is not None:
-            ends = rows[:count, 0] + rows[:count, SIZE] + shift
-            count = int(np.searchsorted(ends, fault.offset, "right"))
-            after = int(ends[count - 1]) - shift if count else after
+            count, after, code = codec.walk(window, 0, stop - at, rows, check_crc=self.check_crc)
+        if count and (fault := self.fault_in(file, at, after)) is not None:
+            ends = rows[:count, 0] + rows[:count, SIZE]
+            count = int(np.searchsorted(ends, fault.offset - at, "right"))
+            after = int(ends[count - 1]) if count else after
             if not count:
                 return broken(UNREADABLE, fault.words)
         if count:
             # The next window will have about as many frames as this window. Make its table a
             # quarter larger.
             self._rows_hint = max(_LEAST_ROWS, count * 2 if code == TABLE_FULL else count * 5 // 4)
-            run = Run(window, rows[:count], path, self._log.map_of(file), file.base)
-            return run, window.base + after
+            view = self.view(file)
+            mapped = view if view.is_mapped else None
+            return Run(window, rows[:count], path, mapped, file.base), window.base + after
         if code == BLANK:
             return BlankSpan(position, end - at, path), file.base + end
         if code in (REACHED_STOP, TABLE_FULL):
@@ -352,24 +335,24 @@ class LogReader:
         damage = DamageKind(code)
         if damage is DamageKind.TRUNCATED and end - at == 0:
             return None, file.base + end
-        if (fault := self._log.frame_fault(file, at)) is not None:
+        if (fault := self.frame_fault(file, at)) is not None:
             return broken(UNREADABLE, fault.words)
-        reason = codec.damage_reason(window, at - shift, check_crc=self.check_crc)
+        reason = codec.damage_reason(window, 0, check_crc=self.check_crc)
         return broken(damage.label, reason)
 
     def _is_expired(self, file: StoreFile) -> bool:
         """Whether retention deleted the file during the walk. This is so if all earlier files are
         deleted too.
         """
-        if not file.size or not isinstance(self._log.view(file), GoneFile):
+        if not file.size or not isinstance(self.view(file), GoneFile):
             return False
         left = self.layout.list_commit_log()
         return bool(left) and left[0].base > file.base
 
     def _missing_reason(self, file: StoreFile | None) -> tuple[str, str]:
-        if file is not None and file.size and isinstance(self._log.view(file), GoneFile):
+        if file is not None and file.size and isinstance(self.view(file), GoneFile):
             return MISSING_FILE, "the file was deleted while the log was read"
-        if file is not None and (size := self._log.size(file)):
+        if file is not None and (size := self.size(file)):
             return (
                 DamageKind.TRUNCATED.label,
                 f"the file ends after {size} of {self.files.file_size} bytes",
@@ -388,51 +371,42 @@ class LogReader:
         """Determine whether the break of the chain at ``position`` is the log's end or damage."""
         if not look_ahead or (self.bound is not None and position >= self.bound):
             return LogEnd(position), position
-        path = self._log.path_at(position)
+        path = self.layout.log_path(position)
+
+        def damage(end: int, *, ends_log: bool = False) -> tuple[Event, int]:
+            found = DamagedSpan(position, end - position, kind, reason, path, ends_log)
+            return found, position if ends_log else end
+
         # RocketMQ's recovery truncates the log only at a frame that RocketMQ can read.
         is_cut = kind != UNREADABLE and not self._is_sure
         if self.bound is not None and is_cut and not self._goes_on(position):
-            length = self.bound - position
-            return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
+            return damage(self.bound, ends_log=True)
         found = self._next_sound(position + 1)
         # Do not read unreadable bytes again: the page cache may deliver them later, although the
         # disk fails.
         may_heal = self.live and kind != UNREADABLE
-        if may_heal and found is not None and self._is_whole(position):
-            # The frame was incomplete at the first read of the position, and the writer has
-            # completed it since then.
-            event, after = self._step(position, None)
-            if event is not None:
-                return event, after
+        if may_heal and found is not None and (healed := self._healed(position)) is not None:
+            return healed
         here = self.files.next_boundary(position)
         if found is not None:
-            after = min(found, here)
-            return DamagedSpan(position, after - position, kind, reason, path), after
+            return damage(min(found, here))
         if self.bound is not None:
             if here < min(self.bound, self.files.end):
-                return DamagedSpan(position, here - position, kind, reason, path), here
-            length = self.bound - position
-            if not is_cut:
-                return DamagedSpan(position, length, kind, reason, path), self.bound
-            return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
+                return damage(here)
+            return damage(self.bound, ends_log=is_cut)
         if self.live and (lost := self._synced_after(position)):
-            if self._is_whole(position):
-                event, after = self._step(position, None)
-                if event is not None:
-                    return event, after
-            length = min(position + lost, here) - position
-            return DamagedSpan(position, length, kind, reason, path), position + length
-        if self._log.data_end(position) <= position:
+            if (healed := self._healed(position)) is not None:
+                return healed
+            return damage(min(position + lost, here))
+        if self.data_end(position) <= position:
             # Only zeros follow the position, so this is the end of the log, not the torn start of a
             # frame.
             return LogEnd(position), position
-        if may_heal and self._heals(position):
-            event, after = self._step(position, None)
-            if event is not None:
-                return event, after
-        last = min(self._log.data_end(position), here)
+        if may_heal and (healed := self._healed(position, retries=_TAIL_RETRIES)) is not None:
+            return healed
+        last = min(self.data_end(position), here)
         if kind == UNREADABLE:
-            return DamagedSpan(position, last - position, kind, reason, path), last
+            return damage(last)
         if kind == DamageKind.ZEROED.label:
             reason = "zeros, and then bytes that are not a frame"
         else:
@@ -456,18 +430,23 @@ class LogReader:
                 return 0
         return durable - position
 
-    def _heals(self, position: int) -> bool:
-        for _ in range(_TAIL_RETRIES):
-            time.sleep(_TAIL_RETRY_SECONDS)
+    def _healed(self, position: int, *, retries: int = 0) -> tuple[Event, int] | None:
+        """Read the event at a position again if its frame was incomplete at the first read, and the
+        writer has completed it since then; None if it has not.
+        """
+        for number in range(retries + 1):
+            if number:
+                time.sleep(_TAIL_RETRY_SECONDS)
             if self._is_whole(position):
-                return True
-        return False
+                event, after = self._step(position, None)
+                return None if event is None else (event, after)
+        return None
 
     def _is_whole(self, position: int) -> bool:
         file = self.files.at(position)
         if file is None or file.size == 0:
             return False
-        _, code = self._log.whole_frame(file, position - file.base)
+        _, code = self.whole_frame(file, position - file.base)
         return code in (REACHED_STOP, BLANK)
 
     def _goes_on(self, position: int) -> bool:
@@ -476,7 +455,7 @@ class LogReader:
         for file in reversed(self.files.files):
             if file.base <= position:
                 return False
-            if file.size >= size and any(self._log.view(file).window(0, size)[:size]):
+            if file.size >= size and any(self.view(file).window(0, size)[:size]):
                 return True
         return False
 
@@ -489,7 +468,7 @@ class LogReader:
             if begun <= start and (found is None or start <= found):
                 return found
         limit = self.files.end if self.bound is None else min(self.bound, self.files.end)
-        found = self._log.find(start, limit)
+        found = self.find(start, limit)
         # Keep the result, so that a search over several damaged files runs only once.
         self._searched = None if self.live else (start, found)
         return found

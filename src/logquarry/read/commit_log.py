@@ -18,7 +18,6 @@ from logquarry.log.store_files import FileSequence, StoreFile
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogEnd, LogReader, Run
 from logquarry.read.log_end import last_file_start, sound_bound
 
-_MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
 _LONGEST_CHAIN: Final = 256
 """To find the end of the log, at most this number of frames is read one by one in pure Python. If
 more frames follow, loading the compiled kernels is worth its time.
@@ -184,7 +183,7 @@ class CommitLog:
         if data is None or size < frame.FIXED_SIZE_V1 or self.unreadable_at(offset, size):
             return _NO_TIME
         _, magic, _, _, _, _, physical_offset, flags, _ = frame.HEAD.struct.unpack_from(data, 0)
-        if magic not in _MAGICS or physical_offset != offset:
+        if magic not in frame.MAGICS or physical_offset != offset:
             return _NO_TIME
         at = frame.HEAD.size + frame.host_sizes(flags)[0]
         return int(frame.STORE_TIME.struct.unpack_from(data, at)[0])
@@ -206,7 +205,7 @@ class CommitLog:
             )
         if len(data) == frame.BLANK.size:
             size, magic = frame.BLANK.struct.unpack(data)
-            if magic in _MAGICS and frame.FIXED_SIZE_V1 <= size <= room:
+            if magic in frame.MAGICS and frame.FIXED_SIZE_V1 <= size <= room:
                 data = self._bytes(file.path, position, size)
                 if (unreadable := self.unreadable_at(offset, size)) is not None:
                     return unreadable

@@ -22,7 +22,7 @@ from logquarry.log.broker_version import ROCKSDB_STORE as INDEX_TAGS_SINCE
 from logquarry.log.broker_version import Writer, topic_attributes
 from logquarry.log.filesystem import Entry
 from logquarry.log.layout import StoreLayout
-from logquarry.log.log_place import is_on, setting
+from logquarry.log.log_place import LogPlace, is_on, setting
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.rocksdb import CURRENT
 from logquarry.log.store_files import BATCH_QUEUE as BATCH_FOLDER
@@ -140,15 +140,30 @@ def find_features(layout: StoreLayout, *, index: bool = True) -> StoreFeatures:
     return _Finder(layout).find(index=index)
 
 
-def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool]:
-    """Return the kind of queues of each topic, and whether the store has queues in RocksDB.
+@dataclass(frozen=True, slots=True)
+class OtherQueues:
+    """The queues of a store that are not in files of 20-byte entries.
+
+    The topics in ``batch`` have batch queues. With ``has_rocksdb``, there are queues in RocksDB.
+    """
+
+    batch: frozenset[str]
+    has_rocksdb: bool
+
+    def __bool__(self) -> bool:
+        return self.has_rocksdb or bool(self.batch)
+
+
+def other_queues(layout: StoreLayout) -> OtherQueues:
+    """Find the queues that are not in files of 20-byte entries.
 
     Reads only names and the attributes of topics (from ``config/topics.json`` or RocksDB). If the
     queues of a topic are only in RocksDB, the function finds the topic only by its attributes.
     """
     finder = _Finder(layout)
     kinds = finder.queue_kinds()
-    return kinds, finder.has(ROCKSDB_QUEUES)
+    batch = frozenset(topic for topic, kind in kinds.items() if kind == "batch")
+    return OtherQueues(batch, finder.has(ROCKSDB_QUEUES))
 
 
 def rocksdb_config(layout: StoreLayout) -> Feature | None:
@@ -168,7 +183,6 @@ class _Finder:
         self._root = {entry.name: entry for entry in layout.filesystem.list("")}
         self._settings = {entry.name: entry for entry in layout.filesystem.list(CONFIG)}
         self._features: list[Feature] = []
-        self._other_log = layout.other_log
         self._has_v2_at: str | None = None
 
     def find(self, *, index: bool) -> StoreFeatures:
@@ -228,6 +242,10 @@ class _Finder:
             evidence += (f"{CONFIG}/{broker_json.TOPICS_FILE}",) if stated else ()
             self._add(name, evidence, f"topics: {_names(there | stated)}")
         return there | stated
+
+    @cached_property
+    def _other_log(self) -> LogPlace | None:
+        return self._layout.other_log
 
     @cached_property
     def _topics(self) -> Mapping[str, Mapping[str, Any]]:

@@ -9,7 +9,6 @@ combination was tested: after the call, a real broker served every message of th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -18,7 +17,7 @@ from logquarry.errors import UnsupportedStore
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import CURRENT, is_installed, needs_package
 from logquarry.read import features as names
-from logquarry.read.features import Feature, StoreFeatures
+from logquarry.read.features import Feature, OtherQueues, StoreFeatures
 from logquarry.read.log_queues import LMQ_PREFIX
 from logquarry.read.store_sizes import require_log
 
@@ -155,28 +154,6 @@ def refusal(
                 evidence=other.evidence,
             )
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class OtherQueues:
-    """The queues of a store that are not in files of 20-byte entries.
-
-    The topics in ``batch`` have batch queues. With ``has_rocksdb``, there are queues in RocksDB.
-    """
-
-    batch: frozenset[str]
-    has_rocksdb: bool
-
-    def __bool__(self) -> bool:
-        return self.has_rocksdb or bool(self.batch)
-
-
-def other_queues(layout: StoreLayout) -> OtherQueues:
-    """Find the queues that are not in files of 20-byte entries, by folder names and topics.json."""
-    kinds, has_rocksdb = names.find_queue_kinds(layout)
-    return OtherQueues(
-        frozenset(topic for topic, kind in kinds.items() if kind == "batch"), has_rocksdb
-    )
 
 
 def require_queue(layout: StoreLayout, others: OtherQueues, topic: str) -> None:

@@ -357,7 +357,7 @@ def get_message(
     # The first entry may be after ``offset``, because damage to the log can leave a gap in the
     # queue.
     done = first - offset
-    status = GetMessageStatus.NO_MATCHED_MESSAGE
+    status = GetMessageStatus.NO_MATCHED_MESSAGE  # if no message is found
     removed_below: int | None = None
     in_memory_from = memory_start(log, limits)
     in_memory = min(max_count, limits.count), limits.size
@@ -376,8 +376,7 @@ def get_message(
             done -= 1
             break
         if codes is not None and not may_match(tags_code, codes):
-            if not messages:
-                status = GetMessageStatus.NO_MATCHED_MESSAGE
+            status = GetMessageStatus.NO_MATCHED_MESSAGE
             continue
         if unit_size <= 0 or physical_offset < 0 or unit_size == FILLER_SIZE:
             # The entry was never written, or is a filler for a lost message.
@@ -389,8 +388,7 @@ def get_message(
             # Check for unreadable bytes after the read, because a page can be lost during the read.
             found = log.unreadable_at(physical_offset, unit_size) or found
         if found is None:
-            if not messages:
-                status = GetMessageStatus.MESSAGE_WAS_REMOVING
+            status = GetMessageStatus.MESSAGE_WAS_REMOVING
             if physical_offset in known_damage:
                 # The message was not deleted with its file, but is damaged. Later messages of the
                 # file may exist.
@@ -402,22 +400,20 @@ def get_message(
             continue
         if isinstance(found, Damage):
             if physical_offset in known_damage:
-                if not messages:
-                    status = GetMessageStatus.MESSAGE_WAS_REMOVING
+                status = GetMessageStatus.MESSAGE_WAS_REMOVING
                 continue
             if messages:
                 done -= 1
                 break
             raise _damaged(log, queue, offset + done - 1, physical_offset, found)
         if tags is not None and found.tags not in tags:
-            if not messages:
-                status = GetMessageStatus.NO_MATCHED_MESSAGE
+            status = GetMessageStatus.NO_MATCHED_MESSAGE
             continue
         messages.append(found)
         size = grown
         last_batch = physical_offset if read_inner.is_batch_at(physical_offset) else -1
-        status = GetMessageStatus.FOUND
         removed_below = None
+    status = GetMessageStatus.FOUND if messages else status
     return answer(status, offset + done, tuple(messages))
 
 

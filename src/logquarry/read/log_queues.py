@@ -11,15 +11,14 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from logquarry.config import StoreConfig
-from logquarry.format import java, queue_entry, sys_flag
+from logquarry.format import java, queue_entry
 from logquarry.format import properties as props
-from logquarry.format.arrays import SIZE, Bools, Int64
+from logquarry.format.arrays import Bools, Int64, consecutive
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.frames import message_counts
 from logquarry.log.walk import Event, LogEnd, Run
@@ -190,8 +189,6 @@ class RetainedCounter:
 LMQ_PREFIX: Final = "%LMQ%"
 _SYSTEM_PREFIXES: Final = ("%RETRY%", "rmq_sys_")
 
-_COLUMNS: Final = ("queue_id", "queue_offset", "physical_offset", "sys_flag", "tags_code")
-
 QueueKey = tuple[str, int]
 
 
@@ -235,11 +232,9 @@ class LogQueue(Queue):
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
         """Yield the entries in a range: one run for each part without a gap."""
         first, last = np.searchsorted(self._offsets, [start, stop]).tolist()
-        cuts = np.flatnonzero(np.diff(self._offsets[first:last]) > 1) + 1
-        bounds = [first, *(cuts + first).tolist(), last]
-        for begin, end in pairwise(bounds):
-            if begin < end:
-                yield int(self._offsets[begin]), self._units[begin:end]
+        offsets, units = self._offsets[first:last], self._units[first:last]
+        for begin, end in consecutive(offsets):
+            yield int(offsets[begin]), units[begin:end]
 
 
 def epoch_start(offsets: Int64) -> int:
@@ -289,31 +284,26 @@ class QueueBuilder:
 
     def _add_run(self, run: Run) -> None:
         # Import here: the module loads pyarrow, which a store with queue files does not need.
-        from logquarry.log import columns
+        from logquarry.log.follow import dispatch_requests
 
-        decoding = columns.Decoding(columns=_COLUMNS, delay_levels_ms=self._levels)
-        batch = columns.record_batch(run.window, run.rows, decoding)
-        numbers = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in _COLUMNS}
-        ids, topics = columns.topic_ids(run.window, run.rows)
+        found = dispatch_requests(run.window, run.rows, self._levels)
+        ids, queue_ids = found.topic_ids, found.queue_id
         counts = message_counts(run.window, run.rows)
         units = np.empty(len(run.rows), UNIT_DTYPE)
-        units["physical_offset"] = numbers["physical_offset"]
-        units["size"] = run.rows[:, SIZE]
-        units["tags_code"] = numbers["tags_code"]
-        flags = numbers["sys_flag"] & sys_flag.TRANSACTION_MASK
-        queued = (flags == sys_flag.TRANSACTION_NOT) | (flags == sys_flag.TRANSACTION_COMMIT)
-        queued &= numbers["queue_offset"] >= 0
-        offsets = numbers["queue_offset"]
+        units["physical_offset"], units["size"] = found.physical_offset, found.size
+        units["tags_code"] = found.tags_code
+        queued = found.is_dispatched & (found.queue_offset >= 0)
         rows = np.flatnonzero(queued)
         # Sort by topic and queue. lexsort is stable, so the entries of each queue stay in the order
         # of the log.
-        rows = rows[np.lexsort((numbers["queue_id"][rows], ids[rows]))]
-        keys = np.stack((ids[rows], numbers["queue_id"][rows]))
+        rows = rows[np.lexsort((queue_ids[rows], ids[rows]))]
+        keys = np.stack((ids[rows], queue_ids[rows]))
         cuts = np.flatnonzero((np.diff(keys) != 0).any(axis=0)) + 1
         for part in np.split(rows, cuts):
             if len(part):
-                key = topics[ids[part[0]]], int(numbers["queue_id"][part[0]])
-                self._parts[key].append(_spread(offsets[part], units[part], counts, part))
+                key = found.topics[ids[part[0]]], int(queue_ids[part[0]])
+                offsets = found.queue_offset[part]
+                self._parts[key].append(_spread(offsets, units[part], counts, part))
         if self.config.enable_multi_dispatch is not False:
             self._add_copies(run, queued, units)
 

@@ -36,7 +36,7 @@ from logquarry.log.store_files import (
 )
 from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.features import find_queue_kinds
+from logquarry.read.features import other_queues
 from logquarry.read.index import Index, has_index_tags
 from logquarry.read.index_file import kept_shape, likely_shape
 from logquarry.read.log_end import LastEntries
@@ -73,9 +73,7 @@ def with_entry_rules(
         found["index_tags"] = has_index_tags(layout, files)
     if not config.is_3_1:
         found |= _multi_dispatch(layout, files, lasts or {})
-        kinds, _ = find_queue_kinds(layout)
-        batch = frozenset(topic for topic, kind in kinds.items() if kind == "batch")
-        found["batch_topics"] = config.batch_topics | batch
+        found["batch_topics"] = config.batch_topics | other_queues(layout).batch
     return layout.with_config(dataclasses.replace(config, **found))
 
 

@@ -20,9 +20,8 @@ import pyarrow as pa
 
 from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
-from logquarry.log.apart import overlaps_store
 from logquarry.log.batches import DamageLog
-from logquarry.log.location import Stores, as_paths, find_stores
+from logquarry.log.location import Stores, as_paths, find_stores, overlaps_store
 from logquarry.spark.jobs import context_of, run_tasks
 from logquarry.spark.options import ReadOptions, parse_read_options
 from logquarry.spark.output import ExportCommit, OutputFolder

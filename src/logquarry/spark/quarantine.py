@@ -15,9 +15,9 @@ from typing import Final
 from urllib.parse import quote
 
 from logquarry.errors import StoreUnavailable, UsageError
-from logquarry.log.apart import lies_in_store
 from logquarry.log.batches import BAD_COMPRESSION, BadBodies
 from logquarry.log.layout import StoreLayout
+from logquarry.log.location import lies_in_store
 from logquarry.log.store_files import NAME_DIGITS
 from logquarry.log.walk import DamagedSpan
 from logquarry.spark.options import ReadOptions

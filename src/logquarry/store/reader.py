@@ -27,7 +27,8 @@ from logquarry.log.walk import LogReader
 from logquarry.message import Message
 from logquarry.read.batch_queue import open_queue
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.fence import OtherQueues, other_queues, require_queue
+from logquarry.read.features import OtherQueues, other_queues
+from logquarry.read.fence import require_queue
 from logquarry.read.get_message import GetResult
 from logquarry.read.index import Index
 from logquarry.read.live_read import LiveLog

@@ -19,8 +19,8 @@ from logquarry.format.checkpoint import Checkpoint
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CHECKPOINT
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.features import StoreFeatures, find_features
-from logquarry.read.fence import other_queues, require_consumable
+from logquarry.read.features import StoreFeatures, find_features, other_queues
+from logquarry.read.fence import require_consumable
 from logquarry.read.get_kernel import MessageGetter
 from logquarry.read.get_message import GetResult, TransferLimits
 from logquarry.read.index import Index, has_key, of_key, query_message, search_log

@@ -14,7 +14,6 @@ from logquarry.errors import UsageError
 from logquarry.format.arrays import Int32, Int64
 from logquarry.log.frames import runs_at
 from logquarry.log.layout import StoreLayout
-from logquarry.log.open_files import LogBytes
 from logquarry.log.walk import DamagedSpan
 from logquarry.read.log_end import LogFrontier
 from logquarry.read.store_sizes import require_stated_size
@@ -47,9 +46,8 @@ def test_an_offset_without_a_file(root: Path) -> None:
     sizes: Int32 = np.array([100], np.int32)
     (span,) = runs_at(layout, offsets, sizes)
     assert isinstance(span, DamagedSpan) and span.path == str(root / "clA")
-    log = LogBytes(layout, check_crc=True, batch_bytes=1 << 20)
-    assert log.path_at(FAR) == str(root / "clA")
-    assert log.path_at(FILE_SIZE) == str(root / "clB" / f"{FILE_SIZE:020d}")
+    assert layout.log_path(FAR) == str(root / "clA")
+    assert layout.log_path(FILE_SIZE) == str(root / "clB" / f"{FILE_SIZE:020d}")
 
 
 def test_a_size_that_the_files_contradict(root: Path) -> None:

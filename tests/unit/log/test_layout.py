@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.config import StoreConfig
-from logquarry.errors import StoreNotFound
+from logquarry.errors import StoreNotFound, UnsupportedStore
 from logquarry.format import checkpoint, frame, java
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import Frame
@@ -67,6 +67,11 @@ def test_what_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "commitlog").write_bytes(b"a file")
     with pytest.raises(StoreNotFound, match="not a store"):
         StoreLayout.open(tmp_path)
+
+
+def test_a_folder_that_has_only_a_part_of_a_log(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedStore, match="files of its log are in data/"):
+        make(tmp_path, f"data/{0:020d}", size=100)
 
 
 def test_a_folder_without_files_is_an_empty_store(tmp_path: Path) -> None:

@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyarrow import fs
 
 import logquarry as lq
 from logquarry.errors import StoreNotFound, UsageError
+from logquarry.log import filesystem
 from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import LogReader, Run
 from logquarry.repair.verification import verify_store
 from tests.helpers.s3_server import Options, put_stores, s3_server
+from tests.helpers.store_maker import StoreMaker
 
 NAMES = ("single", "unclean/crc-middle")
 
@@ -66,3 +70,28 @@ def test_what_cannot_be_reached_is_told(server: Options, urls: dict[str, str]) -
     with pytest.raises((StoreNotFound, UsageError)):
         options = server | {"scheme": "gopher"}
         lq.MessageStore.open(urls["single"], storage_options=options)
+
+
+def test_a_walk_fetches_less_than_twice_the_bytes_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request fetches at least REMOTE_RANGE bytes, and the next windows are parts of them."""
+    maker = StoreMaker(log_file_size=1 << 20)
+    for _ in range(800):
+        maker.put(body=bytes(1_000))
+    root = str(maker.write(tmp_path / "store"))
+    fetched: list[int] = []
+    fetch = filesystem._ArrowFile._range
+
+    def counted(file: filesystem._ArrowFile, start: int, length: int) -> memoryview:
+        data = fetch(file, start, length)
+        fetched.append(len(data))
+        return data
+
+    monkeypatch.setattr(filesystem, "REMOTE_RANGE", 128 << 10)
+    monkeypatch.setattr(filesystem._ArrowFile, "_range", counted)
+    layout = StoreLayout(filesystem.ArrowFileSystem(fs.LocalFileSystem(), root, root))
+    reader = LogReader(layout, batch_bytes=16 << 10)
+    runs = [event for event in reader.events() if isinstance(event, Run)]
+    assert len(runs) > 50 and sum(len(run.rows) for run in runs) == 800
+    assert sum(fetched) < 2 << 20

@@ -59,7 +59,6 @@ from logquarry.format.kernels.walk import (
     check_frame,
     check_places,
     find_frame,
-    first_nonzero,
     last_nonzero,
     walk,
 )

@@ -291,17 +291,6 @@ def find_frame(
 
 
 @kernel
-def first_nonzero(address: int, start: int, stop: int) -> int:
-    """Return the first position in ``[start, stop)`` whose byte is not zero, or ``stop``."""
-    position = start
-    while position + 8 <= stop and load_raw64(address + position) == 0:
-        position += 8
-    while position < stop and load_u8(address + position) == 0:
-        position += 1
-    return position
-
-
-@kernel
 def last_nonzero(address: int, start: int, stop: int) -> int:
     """Return the position after the last non-zero byte in ``[start, stop)``, or ``start``."""
     position = stop

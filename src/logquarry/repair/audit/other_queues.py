@@ -31,7 +31,7 @@ from logquarry.read.batch_queue import (
     own_messages,
 )
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.fence import OtherQueues
+from logquarry.read.features import OtherQueues
 from logquarry.read.log_queues import QueueKey, epoch_start
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import QueueDb, RocksQueue, rocksdb_folders

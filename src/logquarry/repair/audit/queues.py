@@ -23,7 +23,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.rocksdb import read_config
 from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS
-from logquarry.read.fence import OtherQueues, other_queues
+from logquarry.read.features import OtherQueues, other_queues
 from logquarry.read.log_end import checkpoint_times
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue, FileQueue, Queue, Units, is_written

@@ -22,11 +22,10 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk, free_path
 from logquarry.disk.folders import alone_in
 from logquarry.errors import CorruptFile, UsageError
-from logquarry.log.apart import lies_in_store
 from logquarry.log.batches import ahead
 from logquarry.log.follow import Follower, follow_run
 from logquarry.log.layout import StoreLayout
-from logquarry.log.location import local_store
+from logquarry.log.location import lies_in_store, local_store
 from logquarry.log.readable import none_lost
 from logquarry.log.store_files import (
     BATCH_QUEUE,

@@ -40,8 +40,8 @@ from logquarry.log.store_files import (
 )
 from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.features import BATCH_QUEUES, ROCKSDB_QUEUES
-from logquarry.read.fence import Action, other_queues, require
+from logquarry.read.features import BATCH_QUEUES, ROCKSDB_QUEUES, other_queues
+from logquarry.read.fence import Action, require
 from logquarry.read.log_end import checkpoint_times, last_entries
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue, FileQueue

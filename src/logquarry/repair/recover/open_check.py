@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from logquarry.config import StoreConfig
-from logquarry.dialect31.open_transactions import TransactionsFound, find_transactions
+from logquarry.dialect31.open_transactions import TransactionsFound
+from logquarry.dialect31.state_table import find_transactions
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, reason_of

@@ -26,10 +26,9 @@ from logquarry.format import properties as props
 from logquarry.format.arrays import BODY_AT, POSITION, SIZE, Bytes, Int64
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
 from logquarry.log import columns
-from logquarry.log.apart import lies_in_store
 from logquarry.log.filesystem import LocalFileSystem, below
 from logquarry.log.layout import StoreLayout
-from logquarry.log.location import absolute
+from logquarry.log.location import absolute, lies_in_store
 from logquarry.log.store_files import (
     BATCH_QUEUE,
     CHECKPOINT,

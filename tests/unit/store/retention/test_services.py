@@ -10,10 +10,10 @@ import pytest
 import logquarry as lq
 from logquarry.dialect31.open_transactions import (
     TransactionsFound,
-    find_transactions,
     read_redo,
     read_table,
 )
+from logquarry.dialect31.state_table import find_transactions
 from logquarry.errors import UsageError
 from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.log.layout import StoreLayout

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from logquarry.config import StoreConfig
-from logquarry.log.apart import lies_in_store, overlaps_store
+from logquarry.log.location import lies_in_store, overlaps_store
 
 
 @pytest.fixture
