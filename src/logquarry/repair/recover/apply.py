@@ -213,7 +213,7 @@ class _Work:
         log = open_log(self._disk, root, plan.log_folders, size)
         log.load()
         if log.bases:
-            log.truncate_to(plan.log_end, aside=quarantine(root, COMMIT_LOG))
+            log.truncate_to(plan.log_end)
         return log
 
     def _put_blank(self, path: Path, size: int) -> None:
@@ -267,15 +267,13 @@ class _Work:
                     for offset, entry in noted.get(queue.key, {}).items()
                     if queue.keep_until <= offset < queue.end and is_kept(entry)
                 }
-            form = queue_form(self._config, queue.key[0])
-            has_fillers = form.root == CONSUME_QUEUE
+            has_fillers = queue_form(self._config, queue.key[0]).root == CONSUME_QUEUE
             if has_fillers and (damage or ids) and queue.had_until > queue.keep_until:
                 start = self._plan.log_start
                 disk = ConsumeQueue(layout, *queue.key, log_min_offset=start, files=files)
                 kept |= kept_entries(disk, queue.keep_until, queue.end, is_kept)
-            aside = quarantine(self._root, form.root, queue.key[0], str(queue.key[1]))
             self._mendings[queue.key] = Mending(
-                queue.resume_at, kept, aside, queue.moved, max(MOST_GAP, queue.largest_gap)
+                queue.resume_at, kept, queue.moved, max(MOST_GAP, queue.largest_gap)
             )
         save_kept(
             self._disk,
