@@ -242,9 +242,8 @@ class Stager:
         if codec.kernels_enabled():
             return outgoing_kernel(
                 outgoing_arrow.columns_of_batch(batch, self._clock),
-                self._encoder.encode,
+                self._encoded,
                 self._plan.sizes,
-                self._check,
                 self._file_size - _BLANK,
                 refused,
             )
@@ -262,17 +261,14 @@ class Stager:
             except (MessageRejected, UsageError) as error:
                 refused[number] = without_number(error)
         nothing = np.zeros(0, np.int64)
-        return Outgoing(batch.num_rows, sizes, odd, [], nothing, [], nothing, False)
+        return Outgoing(sizes, odd, [], nothing, [], nothing)
 
     def _encoded(self, message: Message) -> Encoded:
         encoded = self._encoder.encode(message)
-        self._check(encoded)
-        return encoded
-
-    def _check(self, encoded: Encoded) -> None:
         if encoded.copies is not None:
             raise UsageError("the message has copies in further queues, which a load cannot number")
         require_fit(encoded, self._file_size)
+        return encoded
 
     def _write(self, part: Outgoing, brokers: Int64, refused: dict[int, str]) -> None:
         fits = np.ones(part.count, np.bool_)
