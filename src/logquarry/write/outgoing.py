@@ -433,19 +433,15 @@ def _heads(
 
 
 def _head_table(heads: list[HostFields | None]) -> tuple[Bytes, Int64]:
-    widest = max((head.prefix_size for head in heads if head is not None), default=0)
+    widest = max((len(head.template) for head in heads if head is not None), default=0)
     table = np.zeros((len(heads), widest), np.uint8)
     facts = np.zeros((len(heads), r.HEAD_FACTS), np.int64)
     for number, head in enumerate(heads):
         if head is None:
             continue
-        data = head.pack(
-            *(0, frame.MAGIC_V1, 0, 0, 0, 0, 0, head.flags, 0),
-            *(head.born_host, 0, head.store_host),
-            *(0, 0, 0),
-        )
-        table[number, : len(data)] = np.frombuffer(data, np.uint8)
-        facts[number, r.HEAD_SIZE] = len(data)
+        size = len(head.template)
+        table[number, :size] = np.frombuffer(head.template, np.uint8)
+        facts[number, r.HEAD_SIZE] = size
         facts[number, r.TIME_AT] = head.store_time_at
         facts[number, r.ADVANCES] = head.advances
     return table, facts
