@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.config import StoreConfig
-from logquarry.disk.config_file import TOPICS, config_file
+from logquarry.disk.config_file import TOPICS, ConfigFile
 from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
@@ -101,7 +101,7 @@ class TopicTable:
         batch_topics: Collection[str] = (),
         was_unclean: bool = False,
     ) -> None:
-        self._file = config_file(disk, root, TOPICS)
+        self._file = ConfigFile(disk, root, TOPICS)
         self._clock = clock
         self._batch_topics = batch_topics
         self._lock = threading.Lock()

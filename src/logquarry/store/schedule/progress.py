@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from logquarry.disk.config_file import ConfigFile
+from logquarry.disk.config_file import DELAY_OFFSETS, ConfigFile
 from logquarry.disk.disk import Disk
-from logquarry.format import broker_json
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.log.columns import frames_with_property
-from logquarry.log.store_files import CONFIG, SIDECAR, quarantine
+from logquarry.log.store_files import SIDECAR
 from logquarry.log.walk import Run
 from logquarry.message import Message, put_again
 from logquarry.store.transaction.half import HALF_TOPIC
@@ -98,14 +97,7 @@ class DelayProgress:
     def __init__(self, disk: Disk, root: Path, sync_log: Callable[[], object]) -> None:
         self._disk = disk
         self._sync_log = sync_log
-        self._file = ConfigFile(
-            disk,
-            root / CONFIG / broker_json.DELAY_OFFSET_FILE,
-            broker_json.decode_delay_offsets,
-            broker_json.encode_delay_offsets,
-            aside=quarantine(root, CONFIG),
-            member=broker_json.OFFSET_TABLE,
-        )
+        self._file = ConfigFile(disk, root, DELAY_OFFSETS)
         self._mark_path = root / SIDECAR / MARK_FILE
         self._saved: Progress | None = None
 
