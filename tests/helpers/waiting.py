@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+
+from logquarry.write.flush import GroupCommitService
+from logquarry.write.settling import PutWait
+from logquarry.write.waits import ReplicaWait
 
 PATIENCE_SECONDS = 60.0
 
@@ -14,3 +19,10 @@ def eventually(is_so: Callable[[], object]) -> None:
     while not is_so():
         assert time.monotonic() < end, "it never came to that"
         time.sleep(0.002)
+
+
+def wait_for(service: GroupCommitService | ReplicaWait, offset: int) -> Future[bool]:
+    """Add a wait for an offset of the log. Its result shows whether the wait ended in time."""
+    future: Future[bool] = Future()
+    service.add(PutWait(offset, future.set_result, future.set_exception))
+    return future

@@ -15,7 +15,7 @@ from typing import Any, Final
 from logquarry.broker.connection import Request
 from logquarry.broker.core import Core, Part, answers
 from logquarry.broker.tables import WRITE
-from logquarry.disk.config_file import ConfigTable, config_file
+from logquarry.disk.config_file import ConfigFile, ConfigTable
 from logquarry.disk.disk import Disk
 from logquarry.format import broker_json
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
@@ -164,7 +164,7 @@ class KeyValues(Part):
         table = ConfigTable(
             "kvConfig.json", _decode, lambda found: broker_json.encode({_TABLE: found})
         )
-        self._file = config_file(Disk(), Path(core.store.root), table)
+        self._file = ConfigFile(Disk(), Path(core.store.root), table)
         self._found: Namespaces | None = None
         self._changing = asyncio.Lock()
 

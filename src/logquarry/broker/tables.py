@@ -20,7 +20,6 @@ from logquarry.disk.config_file import (
     TOPICS,
     ConfigFile,
     ConsumerOffsets,
-    config_file,
 )
 from logquarry.disk.disk import Disk
 from logquarry.format import broker_json
@@ -62,7 +61,7 @@ class Tables:
         self._options = options
         self._writer = store if isinstance(store, StoreWriter) else None
         root = Path(store.root)
-        self._groups_file: ConfigFile[dict[str, Any]] | None = None
+        self._groups_file: ConfigFile | None = None
         if self._writer is not None:
             self.offsets = self._writer.consumer_offsets
             self._stored = self._writer.topic_table.configs()
@@ -78,9 +77,9 @@ class Tables:
                 # For a group that has no offsets in the folder ``options.offsets`` yet, start with
                 # its offsets in the store.
                 self.offsets.update({k: v for k, v in theirs.groups().items() if k not in kept})
-            document = config_file(disk, root, TOPICS).load().value
+            document = ConfigFile(disk, root, TOPICS).load().value
             self._stored = broker_json.topics_of_document(document) if document else {}
-            groups = config_file(disk, root, SUBSCRIPTION_GROUPS).load().value
+            groups = ConfigFile(disk, root, SUBSCRIPTION_GROUPS).load().value
             # Do this only for a reader. A writer has listed the topics of all queues already, and
             # add_queues would add deleted topics again, because their queues still exist.
             self.add_queues(store.queues())

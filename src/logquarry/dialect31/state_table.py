@@ -38,7 +38,6 @@ from logquarry.dialect31.open_transactions import (
 from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
-from logquarry.errors import StoreUnavailable
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER_SIZE, STATE_AT, STATE_SIZE, StateUnit
 from logquarry.format.sys_flag import TRANSACTION_PREPARED
@@ -121,7 +120,7 @@ class StateTableKeeper:
                     self._write(change)
                     self._book.apply(frame, change)
                 self._table_until = end
-            _append(self._redo, queue_entry.encode(frame.redo_unit()))
+            self._redo.append(queue_entry.encode(frame.redo_unit()))
             self._known_until = end
 
     def _write(self, change: Change) -> None:
@@ -131,15 +130,15 @@ class StateTableKeeper:
         table = self._table
         if not table.bases:
             start = change.number * STATE_SIZE
-            file = _last_file(table, start)
-            _append(table, _fillers(change.unit, (start - file.base) // STATE_SIZE))
+            file = table.writable(start)
+            table.append(_fillers(change.unit, (start - file.base) // STATE_SIZE))
         at = table.wrote_offset // STATE_SIZE
         while at < change.number:
             count = min(_FILLERS_AT_ONCE, change.number - at)
-            _append(table, _fillers(change.unit, count))
+            table.append(_fillers(change.unit, count))
             at += count
         if at == change.number:
-            _append(table, queue_entry.encode_state(change.unit))
+            table.append(queue_entry.encode_state(change.unit))
 
     def _set_state(self, number: int, state: int) -> None:
         at = number * STATE_SIZE + STATE_AT
@@ -211,31 +210,15 @@ def _file_sizes(config: StoreConfig) -> tuple[int, int]:
 def _open(disk: Disk, root: Path, name: str, size: int, end: int) -> MappedFileQueue:
     folder = root / name
     disk.make_folders(folder)
-    files = MappedFileQueue(disk, folder, size)
+    files = MappedFileQueue(disk, folder, size, aside=quarantine(root, *Path(name).parts))
     files.load()
     if files.bases:
-        files.truncate_to(end, aside=quarantine(root, *Path(name).parts))
+        files.truncate_to(end)
     return files
 
 
 def _fillers(unit: StateUnit, count: int) -> bytes:
     return queue_entry.encode_state(filler(unit)) * count
-
-
-def _append(files: MappedFileQueue, units: bytes) -> None:
-    data = memoryview(units)
-    while data:
-        file = _last_file(files, 0)
-        count = min(len(data), file.room)
-        file.append(data[:count])
-        data = data[count:]
-
-
-def _last_file(files: MappedFileQueue, start: int) -> MappedFile:
-    file = files.last_file(create=True, start_offset=start)
-    if file is None:
-        raise StoreUnavailable(f"{files.folders[0]}: the next file was not created in time")
-    return file
 
 
 # --------------------------------------------------------------------------------------------------

@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
@@ -26,50 +25,70 @@ from logquarry.systems import read_file
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 BACKUP = ".bak"
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedConfig(Generic[T]):
+class LoadedConfig(NamedTuple):
     """A document that was read from ``config/``. If neither the file nor ``.bak`` is readable,
     ``value`` and ``path`` are None.
     """
 
-    value: T | None
+    value: Any
     path: Path | None
     problems: tuple[str, ...]
 
 
-class ConfigFile(Generic[T]):
-    """One file in ``config/``, which only this object writes. Any thread may call :meth:`save`.
+class ConfigTable(NamedTuple):
+    """The name and the codec of a file in ``config/``.
 
-    Args:
+    Attributes:
         decode: converts the bytes of a document to a value; raises ValueError if the document is
             invalid.
-        aside: quarantine folder, to which the first save moves unreadable files.
-        member: the only member of the document that a save replaces, because RocketMQ 5 keeps
-            several tables in one file. If None, a save replaces the whole document.
+        member: the only member of the document that a save replaces, and that a slave copies from
+            its master, because RocketMQ 5 keeps several tables in one file. If None, a save
+            replaces the whole document.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        path: Path,
-        decode: Callable[[bytes], T],
-        encode: Callable[[T], str],
-        *,
-        aside: Path,
-        member: str | None = None,
-    ) -> None:
-        self.path = path
-        self._member = member
+    file: str
+    decode: Callable[[bytes], Any]
+    encode: Callable[[Any], str]
+    member: str | None = None
+
+
+TOPICS: Final = ConfigTable(
+    broker_json.TOPICS_FILE, broker_json.decode_topic_document, broker_json.encode
+)
+CONSUMER_OFFSETS: Final = ConfigTable(
+    broker_json.CONSUMER_OFFSET_FILE,
+    broker_json.decode_consumer_offsets,
+    broker_json.encode_consumer_offsets,
+    broker_json.OFFSET_TABLE,
+)
+DELAY_OFFSETS: Final = ConfigTable(
+    broker_json.DELAY_OFFSET_FILE,
+    broker_json.decode_delay_offsets,
+    broker_json.encode_delay_offsets,
+    broker_json.OFFSET_TABLE,
+)
+SUBSCRIPTION_GROUPS: Final = ConfigTable(
+    broker_json.SUBSCRIPTION_GROUP_FILE,
+    broker_json.decode_subscription_group_document,
+    broker_json.encode,
+)
+
+
+class ConfigFile:
+    """One file in ``config/``, which only this object writes. Any thread may call :meth:`save`.
+
+    The first save moves unreadable files to quarantine.
+    """
+
+    def __init__(self, disk: Disk, root: Path, table: ConfigTable) -> None:
+        self.path = root / CONFIG / table.file
+        self._table = table
         self._document: str | None = None
         self._disk = disk
-        self._decode = decode
-        self._encode = encode
-        self._aside = aside
+        self._aside = quarantine(root, CONFIG)
         self._saving = threading.Lock()
         self._last: bytes | None = None
         """The bytes of the file; None before the file was read, or if its document is invalid."""
@@ -80,14 +99,14 @@ class ConfigFile(Generic[T]):
         """Path of the previous document."""
         return self.path.with_name(self.path.name + BACKUP)
 
-    def load(self) -> LoadedConfig[T]:
+    def load(self) -> LoadedConfig:
         """Read the file, or ``.bak`` if the file is unreadable. The method changes no file."""
         problems: list[str] = []
         self._unreadable.clear()
         for path in (self.path, self.backup):
             try:
                 data = read_file(path)
-                value = self._decode(data)
+                value = self._table.decode(data)
             except FileNotFoundError:
                 continue
             # The store must open even if a document is invalid.
@@ -97,7 +116,7 @@ class ConfigFile(Generic[T]):
                 continue
             if path == self.path:
                 self._last = data
-            self._document = data.decode("utf-8") if self._member is not None else None
+            self._document = data.decode("utf-8") if self._table.member is not None else None
             for problem in problems:
                 logger.warning("%s; reading %s instead", problem, path)
             return LoadedConfig(value, path, tuple(problems))
@@ -105,12 +124,13 @@ class ConfigFile(Generic[T]):
             logger.warning("%s", problem)
         return LoadedConfig(None, None, tuple(problems))
 
-    def save(self, value: T) -> bool:
+    def save(self, value: Any) -> bool:
         """Write a value durably. Return False if the file already has this value."""
-        text = self._encode(value)
+        text = self._table.encode(value)
         with self._saving:
-            if self._member is not None and self._document is not None:
-                text = broker_json.replace_member(self._document, self._member, text)
+            member = self._table.member
+            if member is not None and self._document is not None:
+                text = broker_json.replace_member(self._document, member, text)
             # UTF-8 cannot encode a lone surrogate. JSON can contain one only as an escape, so write
             # the escape again.
             data = text.encode("utf-8", "backslashreplace")
@@ -143,7 +163,7 @@ class ConsumerOffsets:
         self, disk: Disk, root: Path, sync_log: Callable[[], object] | None = None
     ) -> None:
         self._sync_log = sync_log
-        self._file = config_file(disk, root, CONSUMER_OFFSETS)
+        self._file = ConfigFile(disk, root, CONSUMER_OFFSETS)
         loaded = self._file.load()
         self.found = loaded.path
         self.problems = loaded.problems
@@ -214,51 +234,6 @@ class ConsumerOffsets:
 # table.
 
 
-class ConfigTable(NamedTuple):
-    """A file in ``config/`` that a slave copies from its master. The slave copies only the member
-    ``member`` of the file's document, or the whole document if ``member`` is None.
-    """
-
-    file: str
-    decode: Callable[[bytes], Any]
-    encode: Callable[[Any], str]
-    member: str | None = None
-
-
-TOPICS: Final = ConfigTable(
-    broker_json.TOPICS_FILE, broker_json.decode_topic_document, broker_json.encode
-)
-CONSUMER_OFFSETS: Final = ConfigTable(
-    broker_json.CONSUMER_OFFSET_FILE,
-    broker_json.decode_consumer_offsets,
-    broker_json.encode_consumer_offsets,
-    broker_json.OFFSET_TABLE,
-)
-DELAY_OFFSETS: Final = ConfigTable(
-    broker_json.DELAY_OFFSET_FILE,
-    broker_json.decode_delay_offsets,
-    broker_json.encode_delay_offsets,
-    broker_json.OFFSET_TABLE,
-)
-SUBSCRIPTION_GROUPS: Final = ConfigTable(
-    broker_json.SUBSCRIPTION_GROUP_FILE,
-    broker_json.decode_subscription_group_document,
-    broker_json.encode,
-)
-
-
-def config_file(disk: Disk, root: Path, table: ConfigTable) -> ConfigFile[Any]:
-    """Make the object that reads and writes a table's file."""
-    return ConfigFile(
-        disk,
-        root / CONFIG / table.file,
-        table.decode,
-        table.encode,
-        aside=quarantine(root, CONFIG),
-        member=table.member,
-    )
-
-
 class ConfigTables:
     """The files in a slave's ``config/``. Any thread may store a table."""
 
@@ -282,7 +257,7 @@ class ConfigTables:
             self._disk.health.require_writable()
             if table is CONSUMER_OFFSETS:
                 return self._take_consumer_offsets(came)
-            file = config_file(self._disk, self._root, table)
+            file = ConfigFile(self._disk, self._root, table)
             loaded = file.load()
             if table is not DELAY_OFFSETS and _is_same_version(file, loaded, came):
                 return False
@@ -298,7 +273,7 @@ class ConfigTables:
         return offsets.save()
 
 
-def _is_same_version(file: ConfigFile[Any], loaded: LoadedConfig[Any], came: Any) -> bool:
+def _is_same_version(file: ConfigFile, loaded: LoadedConfig, came: Any) -> bool:
     version = broker_json.DATA_VERSION
     if loaded.value is None or loaded.path != file.path:
         return False
@@ -320,8 +295,7 @@ def consumer_offsets(
     found = offsets_in_rocksdb(layout)
     if found is not None:
         return found
-    decode = broker_json.decode_consumer_offsets
-    return _read(layout, broker_json.CONSUMER_OFFSET_FILE, decode, level) or {}
+    return _read(layout, CONSUMER_OFFSETS, level) or {}
 
 
 def offsets_in_rocksdb(layout: StoreLayout) -> dict[tuple[str, str], dict[int, int]] | None:
@@ -334,14 +308,14 @@ def offsets_in_rocksdb(layout: StoreLayout) -> dict[tuple[str, str], dict[int, i
 
 def delay_offsets(layout: StoreLayout, level: int = logging.WARNING) -> dict[int, int] | None:
     """Read delay level -> next queue offset; None if no file is readable."""
-    decode = broker_json.decode_delay_offsets
-    return _read(layout, broker_json.DELAY_OFFSET_FILE, decode, level)
+    found: dict[int, int] | None = _read(layout, DELAY_OFFSETS, level)
+    return found
 
 
-def _read(layout: StoreLayout, name: str, decode: Callable[[bytes], T], level: int) -> T | None:
-    for path in (f"{CONFIG}/{name}", f"{CONFIG}/{name}{BACKUP}"):
+def _read(layout: StoreLayout, table: ConfigTable, level: int) -> Any:
+    for path in (f"{CONFIG}/{table.file}", f"{CONFIG}/{table.file}{BACKUP}"):
         try:
-            return decode(layout.filesystem.read(path))
+            return table.decode(layout.filesystem.read(path))
         except FileNotFoundError:
             continue
         except StoreNotFound as error:

@@ -341,15 +341,10 @@ class Disk:
         made = path.with_name(f"{path.name}.new")
         self.make_folders(path.parent)
         self.remove(made)
-        descriptor = self.make_file(made, len(data))
-        try:
+        with self.writing(made, len(data)) as descriptor:
             self.write_all(descriptor, data, 0)
-            self.sync(descriptor, made)
+        with self.refusing(path):
             self.rename(made, path)
-        except OSError as error:
-            raise self.refused(path, error) from error
-        finally:
-            self.let_go(descriptor)
         self.sync_names(path.parent)
 
     def sync_parent(self, folder: Path) -> None:

@@ -27,6 +27,7 @@ from logquarry.disk.service import Done, Health, Service, monotonic_ms
 from logquarry.disk.write_buffers import TransientStorePool, populate
 from logquarry.errors import StoreUnavailable
 from logquarry.log.log_place import LogFolders
+from logquarry.log.store_files import COMMIT_LOG, quarantine
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ def open_log(
         read_only=[Path(root, name) for name in folders.read_only],
         full_folders=lambda: full_folders(every),
         guard_names=True,
+        aside=quarantine(root, COMMIT_LOG),
         **options,
     )
 

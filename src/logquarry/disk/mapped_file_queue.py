@@ -65,6 +65,7 @@ class MappedFileQueue(LastFile):
             (:mod:`logquarry.disk.folders`). Only the log needs this, because queues can be rebuilt
             from the log.
         gaps: whether to accept gaps between files, as RocketMQ does.
+        aside: the quarantine folder of the queue's files.
 
     Attributes:
         reach: the allocator creates a file ahead only if the file begins before this offset; None
@@ -87,6 +88,7 @@ class MappedFileQueue(LastFile):
         full_folders: Callable[[], Collection[Path]] = tuple,
         guard_names: bool = False,
         gaps: bool = False,
+        aside: Path | None = None,
     ) -> None:
         self.file_size = file_size
         self.flushed_offset = 0
@@ -98,6 +100,7 @@ class MappedFileQueue(LastFile):
         self._guard = NameGuard(disk) if guard_names else None
         self._next_check = 0.0
         self._gaps = gaps
+        self._aside = aside
         self._disk = disk
         self._health = disk.health
         self._allocator = allocator
@@ -206,6 +209,10 @@ class MappedFileQueue(LastFile):
 
     def _made_now(self, base: int) -> MappedFile:
         path = self._path_of(base)
+        if self._aside is not None and self._guard is None and path.is_file():
+            # If a RocketMQ broker is started on this store, the broker dispatches messages, and may
+            # create the queue's next file, before it fails to take the lock.
+            self._disk.set_aside(path, self._aside)
         for _ in range(_MOST_TRIES):
             made = MappedFile(self._disk, path, base, self.file_size, exclusive=True)
             if self._keeps_name(made):
@@ -301,16 +308,31 @@ class MappedFileQueue(LastFile):
         begins = self.last is None and offset % self.file_size == 0
         if not begins and (self.last is None or offset != self.wrote_offset):
             return False
+        self.append(data, offset)
+        return True
+
+    def append(self, data: bytes | bytearray | memoryview, start_offset: int = 0) -> None:
+        """Append raw bytes, which may fill several files. The first file of an empty queue contains
+        ``start_offset``.
+
+        Raises StoreUnavailable if a file cannot be created.
+        """
         # len() of a memoryview counts items, and an item may have several bytes.
         rest = memoryview(data).cast("B")
         while rest:
-            file = self.last_file(create=True, start_offset=offset)
-            if file is None:
-                raise StoreUnavailable(f"{self._path_of(offset)}: it was not made in time")
+            file = self.writable(start_offset)
             count = min(len(rest), file.room)
             file.append(rest[:count])
-            rest, offset = rest[count:], offset + count
-        return True
+            rest = rest[count:]
+
+    def writable(self, start_offset: int = 0) -> MappedFile:
+        """Return the file to write to; see :meth:`last_file`. Raises StoreUnavailable if it cannot
+        be created in time.
+        """
+        file = self.last_file(create=True, start_offset=start_offset)
+        if file is None:
+            raise StoreUnavailable(f"{self.folders[0]}: the next file was not made in time")
+        return file
 
     # -------------------------------------------------------------------------- commit and flush
     def commit(self, least_pages: int = 0) -> int:
@@ -362,17 +384,17 @@ class MappedFileQueue(LastFile):
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
 
     # --------------------------------------------------------------------------------- the end
-    def truncate_to(self, offset: int, *, aside: Path | None = None) -> list[Path]:
+    def truncate_to(self, offset: int) -> list[Path]:
         """Truncate the queue at an offset, in memory and on the disk. Return the new paths of the
         files that were moved.
 
         In the file that contains the offset, the bytes after the offset are overwritten with zeros,
         and synced. Java keeps these bytes, so they look like messages again when the log grows up
-        to them. Later files that contain data are moved to the quarantine folder ``aside``. Later
-        files that contain only zeros are deleted.
+        to them. Later files that contain data are moved to quarantine. Later files that contain
+        only zeros are deleted.
 
-        Raises UsageError if the offset is not in the queue, or if ``aside`` is needed but None.
-        After a UsageError no file has changed.
+        Raises UsageError if the offset is not in the queue, or if a file must be moved and the
+        queue has no quarantine folder. After a UsageError no file has changed.
         """
         self._health.require_writable()
         if self._allocator is not None:
@@ -388,7 +410,7 @@ class MappedFileQueue(LastFile):
             count = sum(base < offset or base == bases[0] for base in bases)
             dropped = [self._opened(index) for index in range(count, len(self.bases))]
             holding = [file for file in dropped if file.holds_data()]
-            if holding and aside is None:
+            if holding and self._aside is None:
                 raise UsageError(
                     f"{holding[0].path}: holds data after the end at {offset}, and there is no "
                     "folder to set it aside in"
@@ -396,9 +418,9 @@ class MappedFileQueue(LastFile):
             moved = []
             for file in reversed(dropped):
                 self._release_name(file)
-                if file in holding and aside is not None:
+                if file in holding and self._aside is not None:
                     file.close()
-                    moved.append(self._disk.set_aside(file.path, aside))
+                    moved.append(self._disk.set_aside(file.path, self._aside))
                 else:
                     file.delete()
             self._use(dict(zip(bases[:count], self._files[:count], strict=True)))

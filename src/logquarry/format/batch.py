@@ -73,8 +73,10 @@ def encode(items: Iterable[BatchItem]) -> bytes:
     return b"".join(parts)
 
 
-def decode(data: bytes) -> Iterator[BatchItem]:
-    """Decode a wire form. Raises ValueError if a length is wrong."""
+def decode(data: bytes, *, check_size: bool = True) -> Iterator[BatchItem]:
+    """Decode a wire form. Raises ValueError if a length is wrong. TOTALSIZE is only compared if
+    ``check_size`` is True.
+    """
     position = 0
     while position < len(data):
         left = len(data) - position
@@ -92,7 +94,7 @@ def decode(data: bytes) -> Iterator[BatchItem]:
                 f"at {position}: PROPERTIESLEN {properties_length}, but "
                 f"{len(data) - length_at - PROPERTIES_LENGTH.size} bytes are left"
             )
-        if size != end - position:
+        if check_size and size != end - position:
             raise ValueError(
                 f"at {position}: TOTALSIZE is {size}, the parts add up to {end - position}"
             )

@@ -101,7 +101,7 @@ def encode(value: Any) -> str:
 
     Raises ValueError for NaN and infinite numbers, which JSON does not have.
     """
-    return "".join(_pretty(value, 0))
+    return _encoded(value, 0)
 
 
 class ObjectKeys(list[tuple[Any, Any]]):
@@ -114,51 +114,32 @@ def compact(value: Any, *, quote_keys: bool = False) -> str:
     With ``quote_keys``, integer keys get quotes, as in strict JSON. NaN and infinite numbers raise
     ValueError.
     """
-    if isinstance(value, ObjectKeys):
-        items = (
-            f"{compact(key, quote_keys=quote_keys)}:{compact(item, quote_keys=quote_keys)}"
-            for key, item in value
-        )
-        return f"{{{','.join(items)}}}"
-    if isinstance(value, Mapping):
-        items = (
-            f"{key if isinstance(key, int) and not quote_keys else _string(str(key))}:"
-            f"{compact(item, quote_keys=quote_keys)}"
-            for key, item in value.items()
-        )
-        return f"{{{','.join(items)}}}"
-    if isinstance(value, list | tuple | set | frozenset):
-        return f"[{','.join(compact(item, quote_keys=quote_keys) for item in value)}]"
-    if isinstance(value, str):
-        return _string(value)
-    return json.dumps(value, allow_nan=False)
+    return _encoded(value, None, quote_keys=quote_keys)
 
 
-def _pretty(value: Any, depth: int) -> list[str]:
-    inner = "\n" + "\t" * (depth + 1)
-    outer = "\n" + "\t" * depth
-    parts: list[str] = []
-    if isinstance(value, Mapping):
-        if not value:
-            return ["{}"]
-        for key, item in value.items():
-            comma = "," if parts else ""
-            if isinstance(key, int):
-                parts.append(f"{comma}{key}:")
+def _encoded(value: Any, depth: int | None, *, quote_keys: bool = False) -> str:
+    # Without `depth`, there are no line breaks.
+    inner = None if depth is None else depth + 1
+    before = "" if inner is None else "\n" + "\t" * inner
+    members: list[str] = []
+    if isinstance(value, Mapping | ObjectKeys):
+        for key, item in value.items() if isinstance(value, Mapping) else value:
+            if isinstance(key, int) and not quote_keys:
+                name = str(key)
+            elif isinstance(value, Mapping):
+                name = before + _string(str(key))
             else:
-                parts.append(f"{comma}{inner}{_string(key)}:")
-            parts += _pretty(item, depth + 1)
-        return ["{", *parts, outer, "}"]
-    if isinstance(value, (list, tuple)):
-        if not value:
-            return ["[]"]
-        for item in value:
-            parts.append(("," if parts else "") + inner)
-            parts += _pretty(item, depth + 1)
-        return ["[", *parts, outer, "]"]
-    if isinstance(value, str):
-        return [_string(value)]
-    return [json.dumps(value, allow_nan=False)]
+                name = _encoded(key, inner, quote_keys=quote_keys)
+            members.append(f"{name}:{_encoded(item, inner, quote_keys=quote_keys)}")
+        ends = "{}"
+    elif isinstance(value, list | tuple | set | frozenset):
+        members += [before + _encoded(item, inner, quote_keys=quote_keys) for item in value]
+        ends = "[]"
+    else:
+        return _string(value) if isinstance(value, str) else json.dumps(value, allow_nan=False)
+    if not members:
+        return ends
+    return f"{ends[0]}{','.join(members)}{before[:-1]}{ends[1]}"
 
 
 def _string(text: str) -> str:

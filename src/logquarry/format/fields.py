@@ -5,9 +5,11 @@ docs are made from these tables.
 from __future__ import annotations
 
 import struct
+from collections import namedtuple
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,11 +49,10 @@ class Layout:
         self.fields = fields
         self.struct = struct.Struct(">" + "".join(field.code for field in fields))
         self.size = self.struct.size
-        self.offsets: dict[str, int] = {}
-        position = 0
-        for field in fields:
-            self.offsets[field.name] = position
-            position += field.width
+        ends = list(accumulate(field.width for field in fields))
+        self.offsets = dict(zip([field.name for field in fields], [0, *ends], strict=False))
+        # The same offsets as a named tuple, because kernels cannot read a dictionary.
+        self.at: Any = namedtuple(type(self).__name__, self.offsets)(**self.offsets)
 
     def page(self, values: Iterable[int]) -> bytes:
         """Encode a file of one page that begins with the fields."""

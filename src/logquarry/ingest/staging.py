@@ -242,9 +242,8 @@ class Stager:
         if codec.kernels_enabled():
             return outgoing_kernel(
                 outgoing_arrow.columns_of_batch(batch, self._clock),
-                self._encoder.encode,
+                self._encoded,
                 self._plan.sizes,
-                self._check,
                 self._file_size - _BLANK,
                 refused,
             )
@@ -262,17 +261,14 @@ class Stager:
             except (MessageRejected, UsageError) as error:
                 refused[number] = without_number(error)
         nothing = np.zeros(0, np.int64)
-        return Outgoing(batch.num_rows, sizes, odd, [], nothing, [], nothing, False)
+        return Outgoing(sizes, odd, [], nothing, [], nothing)
 
     def _encoded(self, message: Message) -> Encoded:
         encoded = self._encoder.encode(message)
-        self._check(encoded)
-        return encoded
-
-    def _check(self, encoded: Encoded) -> None:
         if encoded.copies is not None:
             raise UsageError("the message has copies in further queues, which a load cannot number")
         require_fit(encoded, self._file_size)
+        return encoded
 
     def _write(self, part: Outgoing, brokers: Int64, refused: dict[int, str]) -> None:
         fits = np.ones(part.count, np.bool_)
@@ -309,17 +305,13 @@ class Stager:
             rows = table.rows
             if len(chosen) < part.count:
                 rows = np.ascontiguousarray(rows[:, chosen])
-            self._encode(table, rows, data, starts, odd)
             used, each = np.unique(rows[r.QUEUE, by_kernel], return_counts=True)
             numbers = np.zeros(len(table.queues), np.int64)
             for queue, count in zip(used.tolist(), each.tolist(), strict=True):
                 number = numbers[queue] = writer.number(table.queues[queue])
                 counts[int(number)] = counts.get(int(number), 0) + count
-            kernels = codec.kernels()
-            assert kernels is not None
-            kernels.number_frames(
-                data.ctypes.data, starts[by_kernel], numbers[rows[r.QUEUE, by_kernel]]
-            )
+            rows[r.QUEUE_OFFSET] = numbers[rows[r.QUEUE]]
+            self._encode(table, rows, data, starts, odd)
         for at in odd:
             encoded = part.odd[int(chosen[at])]
             number = writer.number(encoded.key)
@@ -344,19 +336,20 @@ class Stager:
         odd: list[int],
     ) -> None:
         # Skip the rows in `odd`, which the caller encodes.
-        kernels = codec.kernels()
-        assert kernels is not None
+        kernels = codec.require_kernels()
         count = len(starts)
         places = np.empty((3, count), np.int64)
-        offsets = np.zeros(len(table.queues), np.int64)
+        # QUEUEOFFSET gets the number of the row's queue, as if no message took a new queue offset.
+        facts, no_offsets = table.head_facts.copy(), np.zeros(0, np.int64)
+        facts[:, r.ADVANCES] = 0
         at = 0
         for stop in (*odd, count):
             if at < stop:
                 done, _ = kernels.encode_frames(
                     *(rows, at, stop),
-                    *(table.heads, table.head_facts, table.topics, table.topic_ends),
+                    *(table.heads, facts, table.topics, table.topic_ends),
                     *(data.ctypes.data, int(starts[at]), len(data) + _BLANK, 0, 0),
-                    *(codec.crc32_address(), offsets, places[0], places[1], places[2]),
+                    *(codec.crc32_address(), no_offsets, *places),
                 )
                 assert done == stop, "the buffer has room for all frames"
             at = stop + 1

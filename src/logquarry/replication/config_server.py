@@ -14,7 +14,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from logquarry import arguments
 from logquarry.disk.config_file import (
@@ -24,7 +24,6 @@ from logquarry.disk.config_file import (
     TOPICS,
     ConfigFile,
     ConfigTable,
-    config_file,
 )
 from logquarry.disk.disk import Disk
 from logquarry.errors import ProtocolViolation, UsageError
@@ -87,7 +86,7 @@ class _Found(NamedTuple):
 
 
 def _load(
-    file: ConfigFile[Any], table: ConfigTable, signatures: tuple[_Signature | None, ...]
+    file: ConfigFile, table: ConfigTable, signatures: tuple[_Signature | None, ...]
 ) -> _Found:
     loaded = file.load()
     if loaded.value is None:
@@ -288,7 +287,7 @@ class ConfigServer(Server[_Asking]):
         return [remoting.encode_head(answer), answer.body]
 
     def _found(self, table: ConfigTable) -> _Found:
-        file = config_file(self._disk, self._root, table)
+        file = ConfigFile(self._disk, self._root, table)
         now = time.time_ns()
         signatures = (_signature(file.path), _signature(file.backup))
         known = self._known.get(table.file)

@@ -6,7 +6,6 @@ import threading
 from dataclasses import dataclass
 
 from logquarry.disk.service import Refusal, RunningFlags
-from logquarry.log.store_files import COMMIT_LOG, quarantine
 from logquarry.store.writer_files import StoreFiles
 from logquarry.write.commit_log_writer import CommitLogWriter
 from logquarry.write.dispatcher import Dispatcher, DispatchService
@@ -173,7 +172,7 @@ class LogFeed:
         file = self._log.last
         if file is not None and file.base <= vouched:
             file.clear_from(vouched - file.base)
-        self._log.truncate_to(vouched, aside=quarantine(self.files.root, COMMIT_LOG))
+        self._log.truncate_to(vouched)
 
     def require_open(self) -> None:
         """Raise StoreUnavailable if the store was closed."""

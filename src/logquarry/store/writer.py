@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from logquarry import arguments
 from logquarry.config import StoreConfig, settings_of
@@ -409,12 +409,12 @@ class BaseWriter(LiveStore):
         return self._open_services.consumer_offsets
 
     @property
-    def subscription_groups(self) -> ConfigFile[dict[str, Any]]:
+    def subscription_groups(self) -> ConfigFile:
         """``config/subscriptionGroup.json``. Each access makes an object, so keep the first one."""
         self._require_open()
-        from logquarry.disk.config_file import SUBSCRIPTION_GROUPS, config_file
+        from logquarry.disk.config_file import SUBSCRIPTION_GROUPS, ConfigFile
 
-        return config_file(self._engine.disk, self._engine.root, SUBSCRIPTION_GROUPS)
+        return ConfigFile(self._engine.disk, self._engine.root, SUBSCRIPTION_GROUPS)
 
     def check_transactions(self, listener: Listener) -> CheckReport:
         """Ask a function about each open transaction that is older than ``transaction_time_out``.

@@ -96,7 +96,7 @@ class StoreFiles:
             if self.log.bases and found.keeps_tails:
                 self.log.end_at(found.log_end)
             elif self.log.bases:
-                self.log.truncate_to(found.log_end, aside=names.quarantine(root, names.COMMIT_LOG))
+                self.log.truncate_to(found.log_end)
             self.durable = DurableFile(
                 *(disk, root / names.DURABLE, found.log_end, self.checkpoint.times),
                 log_start=self.log.min_offset,

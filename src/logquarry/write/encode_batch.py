@@ -133,12 +133,8 @@ def _inner_batch(
     topic_data: bytes,
     shared: bytes,
 ) -> Encoded:
-    try:
-        count = sum(1 for _ in batch.decode(wire))
-    except ValueError as error:
-        # Refuse the batch, because a client could not split such a frame into its messages.
-        text = f"the wire form of the batch is wrong: {error}"
-        raise refusal(PutStatus.MESSAGE_ILLEGAL, text, reason="truncated") from error
+    # Check the sizes, because a client could not split a frame with wrong sizes into its messages.
+    count = sum(1 for _ in _items(wire, check_size=True))
     if not 0 < count <= MOST_MESSAGES:
         text = f"an inner batch holds 1 to {MOST_MESSAGES} messages, not {count}"
         raise refusal(PutStatus.MESSAGE_ILLEGAL, text, reason="count")
@@ -221,7 +217,8 @@ def _frames_reference(
     starts: list[int] = []
     size = body_size = 0
     queue_id, _, born, reconsume_times, _ = numbers
-    for flag, body, own in _items(wire):
+    for item in _items(wire, check_size=False):
+        own = item.properties
         glue = _SEPARATOR if own and shared and not own.endswith(_SEPARATOR) else b""
         # QUIRK: if the properties of a message and of the batch are too long together, Java lets
         # PROPERTIESLEN wrap, and the frame cannot be read. logquarry refuses the batch
@@ -229,14 +226,14 @@ def _frames_reference(
         made = encoder.frame(
             hosts,
             topic_data,
-            body,
-            (queue_id, flag, born, reconsume_times, 0),
+            item.body,
+            (queue_id, item.flag, born, reconsume_times, 0),
             own + glue + shared,
         )
         starts.append(size)
         frames.append(made)
         size += len(made)
-        body_size += len(body)
+        body_size += len(item.body)
         if size > most:
             raise too_large(size, most)
     return Encoded(bytearray().join(frames), body_size, starts=tuple(starts))
@@ -337,32 +334,9 @@ def _frames_kernel(
     return frames if frames.measure(most) else None
 
 
-def _items(wire: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    head, length = batch.HEAD.struct, batch.PROPERTIES_LENGTH
-    at, end = 0, len(wire)
+def _items(wire: bytes, *, check_size: bool) -> Iterator[BatchItem]:
     try:
-        while at < end:
-            *_, flag, body_length = head.unpack_from(wire, at)
-            body_at = at + head.size
-            body_end = body_at + body_length
-            if body_length < 0 or body_end > end:
-                raise _cut_short(f"BODYLEN is {body_length}, but {end - body_at} bytes are left")
-            (properties_length,) = length.struct.unpack_from(wire, body_end)
-            properties_at = body_end + length.size
-            at = properties_at + properties_length
-            if properties_length < 0 or at > end:
-                raise _cut_short(
-                    f"PROPERTIESLEN is {properties_length}, but {end - properties_at} bytes are "
-                    "left"
-                )
-            yield flag, wire[body_at:body_end], wire[properties_at:at]
-    except struct.error as error:
-        raise _cut_short(f"at {at}, {end - at} bytes are left") from error
-
-
-def _cut_short(why: str) -> Exception:
-    return refusal(
-        PutStatus.MESSAGE_ILLEGAL,
-        f"the wire form of the batch is cut short: {why}",
-        reason="truncated",
-    )
+        yield from batch.decode(wire, check_size=check_size)
+    except ValueError as error:
+        text = f"the wire form of the batch is wrong: {error}"
+        raise refusal(PutStatus.MESSAGE_ILLEGAL, text, reason="truncated") from error

@@ -15,7 +15,7 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.page_file import CheckpointFile
 from logquarry.disk.service import Clock, Health, Service, SyncDelayed, monotonic_ms
 from logquarry.errors import StoreUnavailable
-from logquarry.write.waits import DeadlineWatch, ThreadWait, Waiter
+from logquarry.write.waits import DeadlineWatch, Waiter
 
 logger = logging.getLogger(__name__)
 
@@ -65,22 +65,6 @@ class GroupCommitService(Service):
         ended = super().stop(timeout_s)
         self._watch.stop(timeout_s)
         return ended
-
-    def request(self, offset: int) -> ThreadWait:
-        """Create a wait for the caller's thread. The wait ends when all bytes of the log before
-        ``offset`` are on the disk.
-
-        After the timeout, the wait returns False (FLUSH_DISK_TIMEOUT), although a later sync still
-        covers the message. If the sync failed, the wait raises StoreUnavailable, and it is unknown
-        whether the message is on the disk.
-        """
-        waiter = ThreadWait(offset)
-        self.add(waiter)
-        return waiter
-
-    def wait(self, offset: int) -> bool:
-        """Wait until the log is on the disk up to an offset; see :meth:`request`."""
-        return self.request(offset).result()
 
     def add(self, request: Waiter) -> None:
         """Add a wait. It ends when the log is on the disk up to the wait's offset, when a sync

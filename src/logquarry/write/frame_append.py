@@ -126,11 +126,8 @@ class FrameHead:
         # Store the caller's own objects. The next message usually has the same objects, and
         # comparing identities is fast.
         self.born_host, self.store_host, self.sys_flag = born_host, store_host, sys_flag
-        self.template = fields.pack(
-            *(0, frame.MAGIC_V1, 0, 0, 0, 0, 0, fields.flags, 0),
-            *(fields.born_host, 0, fields.store_host, 0, 0, 0),
-        )
-        self.size = fields.prefix_size
+        self.template = fields.template
+        self.size = len(fields.template)
         self.fixed_size = fields.fixed_size
         self.store_time_at = fields.store_time_at
         self.advances = fields.advances

@@ -279,15 +279,10 @@ class LogAppender(FrameAppend):
         if self.bar is not None:
             raise self._barred()
         try:
-            file = self._files.last_file(create=True)
+            return self._files.writable()
         except StoreUnavailable as error:
             self._health.require_writable()
             raise refusal(PutStatus.CREATE_MAPEDFILE_FAILED, str(error)) from error
-        if file is None:
-            raise refusal(
-                PutStatus.CREATE_MAPEDFILE_FAILED, "the log's next file was not made in time"
-            )
-        return file
 
     def _barred(self) -> Exception:
         reason = f"the store takes no messages: {self.bar}"

@@ -266,7 +266,9 @@ class HostFields:
     Attributes:
         flags: SYSFLAG, including the bits for the address families of the hosts.
         fixed_size: bytes of the frame without body, TOPICLEN, topic and properties.
-        pack: a function that packs the fields before the body to ``prefix_size`` bytes.
+        pack: a function that packs the fields before the body.
+        template: the fields before the body, with 0 in each field that hosts and SYSFLAG do not
+            determine.
         store_time_at: where STORETIMESTAMP starts in the frame.
     """
 
@@ -276,7 +278,7 @@ class HostFields:
     fixed_size: int
     advances: bool
     pack: Callable[..., bytes]
-    prefix_size: int
+    template: bytes
     store_time_at: int
 
 
@@ -299,7 +301,7 @@ def host_fields(born_host: str | bytes, store_host: str | bytes, flags: int) -> 
         frame.fixed_size(frame.MAGIC_V1, flags) - frame.TOPIC_LENGTH_V1.size,
         sys_flag.advances_queue(flags),
         prefix.pack,
-        prefix.size,
+        prefix.pack(0, frame.MAGIC_V1, 0, 0, 0, 0, 0, flags, 0, born, 0, store, 0, 0, 0),
         frame.HEAD.size + len(born),
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,13 +48,13 @@ class FrameTable:
         keep: the objects that own the memory at the addresses in the rows.
     """
 
-    rows: r.PutRows = field(default_factory=lambda: r.empty_put_rows(0))
-    queues: list[QueueKey] = field(default_factory=list)
-    heads: Bytes = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
-    head_facts: Int64 = field(default_factory=lambda: np.zeros((0, r.HEAD_FACTS), np.int64))
-    topics: Bytes = field(default_factory=lambda: np.zeros(0, np.uint8))
-    topic_ends: Int64 = field(default_factory=lambda: np.zeros(1, np.int64))
-    keep: tuple[object, ...] = ()
+    rows: r.PutRows
+    queues: list[QueueKey]
+    heads: Bytes
+    head_facts: Int64
+    topics: Bytes
+    topic_ends: Int64
+    keep: tuple[object, ...]
 
     def append(
         self,
@@ -135,17 +135,17 @@ def advance(
 @cache
 def load_kernel() -> None:
     """Load or compile the kernel. This takes a moment, so call it before taking the log's lock."""
-    kernels = codec.require_kernels()
-    none, numbers = FrameTable(), np.zeros(0, np.int64)
-    kernels.encode_frames(
-        *(none.rows, 0, 0),
-        *(none.heads, none.head_facts, none.topics, none.topic_ends),
+    numbers, facts = np.zeros(0, np.int64), np.zeros((0, r.HEAD_FACTS), np.int64)
+    codec.require_kernels().encode_frames(
+        *(r.empty_put_rows(0), 0, 0),
+        *(facts.astype(np.uint8), facts, numbers.astype(np.uint8), numbers),
         *(0, 0, 0, 0, 0, 0),
         *(numbers, numbers, numbers, numbers),
     )
 
 
 Encode = Callable[[Message], Encoded]
+"""Makes the frame of an odd message; rejects a message whose frame no file could hold."""
 
 _LOW: Final = 0xFFFFFFFF
 
@@ -196,62 +196,60 @@ class Outgoing:
         named: the distinct topics of the messages, as the caller gave them. For a delayed message,
             this is not the schedule topic.
         named_ids: for each message, the index of its topic in ``named``.
-        waits: whether any message requests that the put waits for flush and replica.
         times: the earliest allowed store time of each message; None if all messages get the time of
             the put.
-        frames: makes the frames of the common messages; None if all messages are odd.
+        frames: makes the frames of the common messages; None if kernels are not used.
     """
 
-    count: int
     sizes: Int64
     odd: dict[int, Encoded]
     store_hosts: list[bytes]
     store_host_ids: Int64
     named: list[str]
     named_ids: Int64
-    waits: bool
     times: Int64 | None = None
     frames: CommonFrames | FrameTable | None = None
 
+    @property
+    def count(self) -> int:
+        """The number of messages."""
+        return len(self.sizes)
+
+    @property
+    def waits(self) -> bool:
+        """Whether any message requests that the put waits for flush and replica."""
+        return len(self.odd) < self.count or any(encoded.wait for encoded in self.odd.values())
+
+    def add_odd(self) -> Outgoing:
+        """Set the sizes and hosts of the odd messages."""
+        hosts = {host: number for number, host in enumerate(self.store_hosts)}
+        for number, encoded in self.odd.items():
+            # With multi-dispatch, the appender makes the frame later. So only estimate its size.
+            self.sizes[number] = len(encoded.data) or frame.FIXED_SIZE_V1 + encoded.body_size
+            self.store_host_ids[number] = hosts.setdefault(encoded.store_host, len(hosts))
+        self.store_hosts = list(hosts)
+        return self
+
 
 def outgoing_reference(
-    messages: Iterable[Message],
-    encode: Encode,
-    check: Callable[[Encoded], None],
-    first: int = 0,
-    times: Int64 | None = None,
+    messages: Iterable[Message], encode: Encode, first: int = 0, times: Int64 | None = None
 ) -> Outgoing:
     """Check messages, and make all frames with the encoder of single puts.
 
-    ``check`` rejects a frame that no file could hold. ``times`` has the earliest allowed store
-    times. In errors (MessageRejected, UsageError), the first message has the number ``first``.
+    ``times`` has the earliest allowed store times. In errors (MessageRejected, UsageError), the
+    first message has the number ``first``.
     """
     odd: dict[int, Encoded] = {}
     topics: dict[str, int] = {}
-    hosts: dict[bytes, int] = {}
-    named, host_ids, sizes, waits = [], [], [], False
+    named = []
     for number, message in enumerate(messages):
-        encoded = odd[number] = _encoded(message, first + number, encode, check)
+        odd[number] = _encoded(message, first + number, encode)
         named.append(topics.setdefault(message.topic, len(topics)))
-        host_ids.append(hosts.setdefault(encoded.store_host, len(hosts)))
-        sizes.append(_size(encoded))
-        waits = waits or encoded.wait
-    return Outgoing(
-        count=len(odd),
-        sizes=np.array(sizes, np.int64),
-        odd=odd,
-        store_hosts=list(hosts),
-        store_host_ids=np.array(host_ids, np.int64),
-        named=list(topics),
-        named_ids=np.array(named, np.int64),
-        waits=waits,
-        times=times,
-    )
+    sizes, hosts = np.zeros((2, len(odd)), np.int64)
+    return Outgoing(sizes, odd, [], hosts, list(topics), np.array(named, np.int64), times).add_odd()
 
 
-def outgoing_frames(
-    frames: CommonFrames, encode: Encode, check: Callable[[Encoded], None]
-) -> Outgoing:
+def outgoing_frames(frames: CommonFrames, encode: Encode) -> Outgoing:
     """Make the frames of the odd messages. ``frames`` has the frames of all other messages.
 
     Raises the errors of :func:`outgoing_reference`.
@@ -259,29 +257,15 @@ def outgoing_frames(
     columns = np.empty((3, frames.count), np.int64)
     frames.fill_columns(columns)
     sizes, named_ids, host_ids = columns
-    odd, hosts = {}, dict(frames.hosts)
-    for number, message in frames.odd.items():
-        encoded = odd[number] = _encoded(message, number, encode, check)
-        sizes[number] = _size(encoded)
-        host_ids[number] = hosts.setdefault(encoded.store_host, len(hosts))
-    return Outgoing(
-        count=frames.count,
-        sizes=sizes,
-        odd=odd,
-        store_hosts=list(hosts),
-        store_host_ids=host_ids,
-        named=list(frames.topics),
-        named_ids=named_ids,
-        waits=len(odd) < frames.count or any(encoded.wait for encoded in odd.values()),
-        frames=frames,
-    )
+    odd = {number: _encoded(message, number, encode) for number, message in frames.odd.items()}
+    hosts, named = list(frames.hosts), list(frames.topics)
+    return Outgoing(sizes, odd, hosts, host_ids, named, named_ids, frames=frames).add_odd()
 
 
 def outgoing_kernel(
     columns: Columns,
     encode: Encode,
     config: StoreConfig,
-    check: Callable[[Encoded], None],
     largest: int,
     refused: dict[int, str] | None = None,
 ) -> Outgoing:
@@ -328,14 +312,15 @@ def outgoing_kernel(
     for number in np.flatnonzero(odd).tolist():
         try:
             message = columns.message(number)
-            found[number] = _encoded(message, columns.first + number, encode, check)
+            found[number] = _encoded(message, columns.first + number, encode)
         except (MessageRejected, UsageError) as error:
             if refused is None:
                 raise
             refused[number] = without_number(error)
-    store_hosts, host_ids = _store_hosts(heads, rows[r.HEAD], found)
-    for number, encoded in found.items():
-        sizes[number] = _size(encoded)
+    hosts: dict[bytes, int] = {}
+    by_head = [
+        hosts.setdefault(b"" if head is None else head.store_host, len(hosts)) for head in heads
+    ]
     head_bytes, head_facts = _head_table(heads)
     written = [topic or b"" for topic in topics]
     table = FrameTable(
@@ -349,41 +334,30 @@ def outgoing_kernel(
         (columns.bodies, columns.properties),
     )
     return Outgoing(
-        count=columns.count,
-        sizes=sizes,
-        odd=found,
-        store_hosts=store_hosts,
-        store_host_ids=host_ids,
-        named=columns.topics,
-        named_ids=columns.topic_ids,
-        waits=len(found) < columns.count or any(encoded.wait for encoded in found.values()),
-        times=times,
-        frames=None if len(found) == columns.count else table,
-    )
+        sizes,
+        found,
+        list(hosts),
+        np.array(by_head, np.int64)[rows[r.HEAD]],
+        columns.topics,
+        columns.topic_ids,
+        times,
+        table,
+    ).add_odd()
 
 
 # ---------------------------------------------------------------------------------- odd messages
-def _encoded(
-    message: Message, number: int, encode: Encode, check: Callable[[Encoded], None]
-) -> Encoded:
+def _encoded(message: Message, number: int, encode: Encode) -> Encoded:
     try:
-        encoded = encode(message)
-        check(encoded)
+        return encode(message)
     except MessageRejected as error:
         raise error.of_message(number) from error
     except UsageError as error:
         raise UsageError(f"message {number}: {error}") from error
-    return encoded
 
 
 def without_number(error: MessageRejected | UsageError) -> str:
     """Return the text of an error without the number of the message."""
     return re.sub(r"\Amessage \d+: ", "", str(error))
-
-
-def _size(encoded: Encoded) -> int:
-    # With multi-dispatch, the appender makes the frame later. So only estimate its size.
-    return len(encoded.data) or frame.FIXED_SIZE_V1 + encoded.body_size
 
 
 def _mark(odd: Bools, ids: Int64, is_odd: list[bool]) -> None:
@@ -459,32 +433,15 @@ def _heads(
 
 
 def _head_table(heads: list[HostFields | None]) -> tuple[Bytes, Int64]:
-    widest = max((head.prefix_size for head in heads if head is not None), default=0)
+    widest = max((len(head.template) for head in heads if head is not None), default=0)
     table = np.zeros((len(heads), widest), np.uint8)
     facts = np.zeros((len(heads), r.HEAD_FACTS), np.int64)
     for number, head in enumerate(heads):
         if head is None:
             continue
-        data = head.pack(
-            *(0, frame.MAGIC_V1, 0, 0, 0, 0, 0, head.flags, 0),
-            *(head.born_host, 0, head.store_host),
-            *(0, 0, 0),
-        )
-        table[number, : len(data)] = np.frombuffer(data, np.uint8)
-        facts[number, r.HEAD_SIZE] = len(data)
+        size = len(head.template)
+        table[number, :size] = np.frombuffer(head.template, np.uint8)
+        facts[number, r.HEAD_SIZE] = size
         facts[number, r.TIME_AT] = head.store_time_at
         facts[number, r.ADVANCES] = head.advances
     return table, facts
-
-
-def _store_hosts(
-    heads: list[HostFields | None], head_ids: Any, found: dict[int, Encoded]
-) -> tuple[list[bytes], Int64]:
-    hosts: dict[bytes, int] = {}
-    by_head = [
-        hosts.setdefault(b"" if head is None else head.store_host, len(hosts)) for head in heads
-    ]
-    ids = np.array(by_head, np.int64)[head_ids] if heads else np.zeros(0, np.int64)
-    for number, encoded in found.items():
-        ids[number] = hosts.setdefault(encoded.store_host, len(hosts))
-    return list(hosts), ids

@@ -13,6 +13,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -153,12 +154,12 @@ class ManyWriter:
         """
         began = time.monotonic()
         self._writer.check_status()
-        parts = list(self._stored_parts(batch, least_time is not None))
+        parts = self._stored_parts(batch, least_time is not None)
         return self._append(parts, began, least_time)
 
     def check_stored(self, batch: pa.RecordBatch) -> None:
         """Raise the errors of :meth:`put_stored` without putting messages."""
-        list(self._stored_parts(batch, keeps_times=False))
+        self._stored_parts(batch, keeps_times=False)
 
     def _append(
         self,
@@ -172,7 +173,7 @@ class ManyWriter:
         status = PutStatus.PUT_OK
         try:
             put.append()
-            if put.last is not None:
+            if put.done:
                 waits = wait and any(part.waits for part in parts)
                 status = self._writer.settle(put.last, waits).status
         except (StoreUnavailable, MessageRejected) as error:
@@ -190,71 +191,66 @@ class ManyWriter:
             frames.take(require_iterable(messages, _TAKES), _TAKES)
             if not frames.count:
                 return []
-            return [outgoing_frames(frames, writer.encoder.encode, self._check)]
+            return [outgoing_frames(frames, self._encode)]
         found = require_messages(messages, _TAKES)
         if len(found) > _FEW and self._has_kernels:
             from logquarry.write import outgoing_arrow
 
             columns = outgoing_arrow.columns_of_messages(found, writer.clock)
             if columns is not None:
-                return [self._table(columns)]
-        return [outgoing_reference(found, writer.encoder.encode, self._check)] if found else []
+                return [self._table(columns, self._encode)]
+        return [outgoing_reference(found, self._encode)] if found else []
 
-    def _check(self, encoded: Encoded) -> None:
+    def _encode(self, message: Message, *, is_stored: bool = False) -> Encoded:
+        encoder = self._writer.encoder
+        encoded = encoder.encode_stored(message) if is_stored else encoder.encode(message)
         require_fit(encoded, self._writer.file_size)
+        return encoded
 
     def _parts_of_arrow(self, messages: Any) -> Iterator[Outgoing]:
         from logquarry.write import outgoing_arrow
 
-        writer = self._writer
         first = 0
         for batch in outgoing_arrow.batches_of(messages):
             outgoing_arrow.check_columns(batch)
-            if not batch.num_rows:
-                continue
-            if self._has_kernels:
-                columns = outgoing_arrow.columns_of_batch(batch, writer.clock, first)
-                yield self._table(columns)
-            else:
-                messages = outgoing_arrow.messages_of(batch, first)
-                yield outgoing_reference(messages, writer.encoder.encode, self._check, first)
+            if batch.num_rows:
+                yield self._part(batch, first)
             first += batch.num_rows
 
-    def _stored_parts(self, batch: pa.RecordBatch, keeps_times: bool) -> Iterator[Outgoing]:
+    def _stored_parts(self, batch: pa.RecordBatch, keeps_times: bool) -> list[Outgoing]:
         from logquarry.write import outgoing_arrow
 
         outgoing_arrow.check_columns(batch)
         if not batch.num_rows:
-            return
-        if not keeps_times and "store_timestamp" in batch.schema.names:
-            batch = batch.drop_columns(["store_timestamp"])
-        writer = self._writer
+            return []
         if keeps_times:
-            batch = outgoing_arrow.with_store_times(batch, writer.clock())
-        encode = writer.encoder.encode_stored
-        if self._has_kernels:
-            columns = outgoing_arrow.columns_of_batch(
-                batch, writer.clock, stored=True, look=bool(writer.config.enable_multi_dispatch)
-            )
-            yield self._table(columns, encode)
-        else:
-            messages = outgoing_arrow.messages_of(batch, stored=True)
-            times = outgoing_arrow.store_times_of(batch) if keeps_times else None
-            yield outgoing_reference(messages, encode, self._check, times=times)
+            batch = outgoing_arrow.with_store_times(batch, self._writer.clock())
+        elif "store_timestamp" in batch.schema.names:
+            batch = batch.drop_columns(["store_timestamp"])
+        return [self._part(batch, is_stored=True)]
+
+    def _part(self, batch: pa.RecordBatch, first: int = 0, *, is_stored: bool = False) -> Outgoing:
+        from logquarry.write import outgoing_arrow
+
+        writer = self._writer
+        encode = partial(self._encode, is_stored=is_stored)
+        if not self._has_kernels:
+            messages = outgoing_arrow.messages_of(batch, first, stored=is_stored)
+            times = outgoing_arrow.store_times_of(batch) if is_stored else None
+            return outgoing_reference(messages, encode, first, times)
+        look = not is_stored or bool(writer.config.enable_multi_dispatch)
+        columns = outgoing_arrow.columns_of_batch(
+            batch, writer.clock, first, stored=is_stored, look=look
+        )
+        return self._table(columns, encode)
 
     @property
     def _has_kernels(self) -> bool:
         return self._writer.takes_kernels and codec.kernels_enabled()
 
-    def _table(self, columns: Columns, encode: Encode | None = None) -> Outgoing:
+    def _table(self, columns: Columns, encode: Encode) -> Outgoing:
         writer = self._writer
-        return outgoing_kernel(
-            columns,
-            encode or writer.encoder.encode,
-            writer.config,
-            self._check,
-            writer.file_size - BLANK.size,
-        )
+        return outgoing_kernel(columns, encode, writer.config, writer.file_size - BLANK.size)
 
 
 class _Put:
@@ -266,7 +262,6 @@ class _Put:
         least_time: int | None = None,
     ) -> None:
         self.done = 0
-        self.last: PutResult | None = None
         self._writer = writer
         self._parts = parts
         self._began = began
@@ -309,7 +304,7 @@ class _Put:
         # Read the last file's store time again, because other threads may have put messages since
         # the last chunk.
         times = [self._least_time, self._writer.file().store_timestamp]
-        times += [] if self.last is None else [self.last.store_timestamp]
+        times += [int(self._times[self.done - 1])] if self.done else []
         times += [] if own is None else [own]
         self._least_time = max(times)
         return self._least_time
@@ -320,7 +315,6 @@ class _Put:
         self._times[number] = result.store_timestamp
         self._sizes[number] = result.size
         self._page_cache_ms += result.page_cache_ms
-        self.last = result
         self.done = number + 1
 
     def _append_rows(self, part: Outgoing, first: int, start: int, stop: int, now: int) -> int:
@@ -335,24 +329,18 @@ class _Put:
         if at > start:
             now = int(self._times[first + at - 1])
             self.done = first + at
-            self.last = self._last(part, first, at - 1, now)
         file.store_timestamp = now
         if at < stop:
             end_file(file)
         return at
 
-    def _last(self, part: Outgoing, first: int, number: int, now: int) -> PutResult:
-        return PutResult(
-            PutStatus.PUT_OK,
-            AppendStatus.PUT_OK,
-            part.store_hosts[part.store_host_ids[number]],
-            int(self._physical[first + number]),
-            int(self._queue[first + number]),
-            int(part.sizes[number]),
-            1,
-            now,
-            (time.monotonic() - self._began) * _MS,
-        )
+    @property
+    def last(self) -> PutResult:
+        """The last appended message, for the waits of the put."""
+        physical, queue, now, size = self._columns[:, self.done - 1].tolist()
+        elapsed = (time.monotonic() - self._began) * _MS
+        ok = PutStatus.PUT_OK, AppendStatus.PUT_OK
+        return PutResult(*ok, b"", physical, queue, size, 1, now, elapsed)
 
     def result(self, status: PutStatus) -> PutManyResult:
         count = self.done

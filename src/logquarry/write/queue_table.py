@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.config import StoreConfig
-from logquarry.disk.config_file import TOPICS, config_file
+from logquarry.disk.config_file import TOPICS, ConfigFile
 from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
@@ -101,7 +101,7 @@ class TopicTable:
         batch_topics: Collection[str] = (),
         was_unclean: bool = False,
     ) -> None:
-        self._file = config_file(disk, root, TOPICS)
+        self._file = ConfigFile(disk, root, TOPICS)
         self._clock = clock
         self._batch_topics = batch_topics
         self._lock = threading.Lock()
@@ -275,13 +275,12 @@ class QueueTable:
     def _open_files(self, topic: str, queue_id: int) -> MappedFileQueue:
         form = queue_form(self.config, topic)
         parts = form.root, topic, str(queue_id)
-        aside = quarantine(self.root, *parts)
         files = MappedFileQueue(
             self.disk,
             self.root.joinpath(*parts),
             form.file_size,
-            allocator=_SoleOwner(self.disk, aside),
             gaps=self.keeps_tails,
+            aside=quarantine(self.root, *parts),
         )
         files.load()
         if files.bases:
@@ -291,7 +290,7 @@ class QueueTable:
             if self.keeps_tails:
                 files.end_at(end)
             else:
-                files.truncate_to(max(end, files.min_offset), aside=aside)
+                files.truncate_to(max(end, files.min_offset))
         return files
 
     def keys(self) -> list[QueueKey]:
@@ -351,8 +350,9 @@ class QueueTable:
         disk = self.disk
         data = file.select(0) or b""
         try:
-            aside = quarantine(self.root, *file.path.relative_to(self.root).parent.parts)
-            _set_aside(disk, file.path, aside)
+            if file.path.is_file():
+                parent = file.path.relative_to(self.root).parent
+                disk.set_aside(file.path, quarantine(self.root, *parent.parts))
             descriptor = disk.make_file(file.path, file.size)
             try:
                 disk.write_all(descriptor, data, 0)
@@ -368,27 +368,3 @@ class QueueTable:
         """Close all files."""
         for files in self:
             files.close()
-
-
-class _SoleOwner:
-    """Creates the files of a queue, and moves an existing file of the same name to quarantine.
-
-    If a RocketMQ broker is started on this store, the broker dispatches messages, and may create
-    the queue's next file, before it fails to take the lock.
-    """
-
-    def __init__(self, disk: Disk, aside: Path) -> None:
-        self._disk = disk
-        self._aside = aside
-
-    def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
-        _set_aside(self._disk, path, self._aside)
-        return MappedFile(self._disk, path, int(path.name), size, exclusive=True)
-
-    def discard(self) -> None:
-        """Do nothing, because this class creates no file before it is needed."""
-
-
-def _set_aside(disk: Disk, path: Path, aside: Path) -> None:
-    if path.is_file():
-        disk.set_aside(path, aside)

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from logquarry.config import StoreConfig
-from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
-from logquarry.errors import CorruptFile, StoreUnavailable
+from logquarry.errors import CorruptFile
 from logquarry.format import properties as props
 from logquarry.format import queue_entry
 from logquarry.format.arrays import FIELD_COUNT, Bools, Int64, consecutive
@@ -227,7 +225,7 @@ class ConsumeQueueWriter:
         units = self._following(expected, offset, units)
         if not len(units):
             return 0
-        self._write(units.tobytes())
+        self.files.append(units.tobytes())
         last = units[-1]
         self.physical_end = int(last["physical_offset"]) + int(last["size"])
         return len(units)
@@ -246,25 +244,11 @@ class ConsumeQueueWriter:
         # (test_queue_writer.py::test_a_new_epoch_is_passed_over).
         return units[expected - offset :]
 
-    def _write(self, units: bytes) -> None:
-        data = memoryview(units)
-        while data:
-            file = self._file(0)
-            count = min(len(data), file.room)
-            file.append(data[:count])
-            data = data[count:]
-
     def _begin(self, offset: int) -> None:
         """Create the queue's first file, and fill it with filler entries up to ``offset``."""
         start = offset * UNIT_SIZE
-        file = self._file(start)
+        file = self.files.writable(start)
         file.append(_FILLER * ((start - file.base) // UNIT_SIZE))
-
-    def _file(self, start: int) -> MappedFile:
-        file = self.files.last_file(create=True, start_offset=start)
-        if file is None:
-            raise StoreUnavailable(f"{self.name}: the next file was not made in time")
-        return file
 
     def _last_physical_end(self) -> int:
         """Return the physical offset after the last entry's message; 0 if there is no entry."""
@@ -297,7 +281,6 @@ class Mending:
 
     resume_at: int
     kept: Mapping[int, bytes]
-    aside: Path
     moved: Mapping[int, int] = field(default_factory=dict)
     largest_gap: int = MOST_GAP
 
@@ -330,14 +313,14 @@ class ConsumeQueueMender(ConsumeQueueWriter):
             # The topic was deleted and recreated, so remove the old entries.
             first = self.files.min_offset // UNIT_SIZE
             start = max(first, offset) * UNIT_SIZE
-            self.files.truncate_to(start, aside=self._mending.aside)
+            self.files.truncate_to(start)
             return units[max(0, first - offset) :]
         if offset > expected + self._mending.largest_gap:
             return units[:0]
         kept = self._mending.kept
         for start in range(expected, offset, _GAP_AT_ONCE):
             numbers = range(start, min(start + _GAP_AT_ONCE, offset))
-            self._write(b"".join(kept.get(number, _FILLER) for number in numbers))
+            self.files.append(b"".join(kept.get(number, _FILLER) for number in numbers))
         return units
 
 
@@ -452,7 +435,7 @@ class BatchQueueWriter(ConsumeQueueWriter):
             else:
                 if self.files.bases:
                     # The topic was deleted and recreated, so remove the old entries.
-                    self.files.truncate_to(self.files.min_offset, aside=self._mending.aside)
+                    self.files.truncate_to(self.files.min_offset)
                 expected = offset
         made = without_gaps(units, expected)
         if made is not units and (
@@ -465,7 +448,7 @@ class BatchQueueWriter(ConsumeQueueWriter):
                 "missing: run logquarry recover",
                 kind="queue_gap",
             )
-        self._write(made.tobytes())
+        self.files.append(made.tobytes())
         self._note_last(made[-1])
         return len(units)
 

@@ -48,6 +48,5 @@ cdef class LogGrowth:
     cdef tuple _followers
     cdef Wakes _wake_followers
     cdef readonly Wakes settle_now
-    cdef tuple _asked(self, result, wait)
     cpdef wake(self)
     cpdef settle_later(self, result, wait, done, failed)

@@ -417,22 +417,6 @@ class LogGrowth:
         self._appended()
 
     # ----------------------------------------------------------------------------------- settle
-    def _asked(self, result: PutResult, wait: bool) -> tuple[PutStatus, ReplicaWait | None]:
-        """Determine whether a put must wait for a slave. Return a status, and the replica wait.
-
-        If the replica wait is None, the put does not wait, and the status is final.
-
-        Call this before the followers are woken, because they send the message to slaves. The
-        connected slaves are counted at this time, as in RocketMQ (``submitReplicaRequest``),
-        because a slave may disconnect while it receives the message.
-        """
-        replicas = self._replicas
-        if replicas is None or not wait:
-            return _OK, None
-        if replicas.is_available(result.end_offset):
-            return _OK, replicas
-        return _ALONE, None
-
     def settle(self, result: PutResult, wait: bool) -> PutResult:
         """After the message was written to the log, wake the followers. Wait for disk and slave if
         the put requests a wait, and return the result.
@@ -440,18 +424,7 @@ class LogGrowth:
         Raise StoreUnavailable if the sync failed. It is then unknown whether the message is on the
         disk.
         """
-        replica, replicas = self._asked(result, wait)
-        self.wake()
-        # Start the replica wait before the sync, so that both run at the same time.
-        answer = None if replicas is None else replicas.ask(result.end_offset)
-        flush = _OK
-        if self._flusher is None or not wait or not result.size:
-            self._appended()
-        elif not self._flusher.wait(result.end_offset):
-            flush = _LATE_DISK
-        if answer is not None and not answer.result():
-            replica = _LATE_SLAVE
-        return result.settled(flush=flush, replica=replica)
+        return self.settle_later(result, wait, _nothing, _nothing).result()
 
     def settle_later(
         self,
@@ -463,23 +436,32 @@ class LogGrowth:
         """Do the same as :meth:`settle`, but return a future (:class:`WaitingPut`) instead of
         waiting.
         """
-        replica, replicas = self._asked(result, wait)
+        replica, replicas = _OK, self._replicas if wait else None
+        end = result.end_offset
+        # Check for slaves before the followers are woken, because they send the message to slaves.
+        # The connected slaves are counted at this time, as in RocketMQ (submitReplicaRequest),
+        # because a slave may disconnect while it receives the message.
+        if replicas is not None and not replicas.is_available(end):
+            replica, replicas = _ALONE, None
         self.wake()
-        flusher = self._flusher
-        if flusher is None or not wait or not result.size:
+        flusher = self._flusher if wait and result.size else None
+        if flusher is None:
             self._appended()
-            flusher = None
-        if flusher is None and replicas is None:
+        parts = (flusher is not None) + (replicas is not None)
+        if not parts:
             ready = PutFuture()
             result = result.settled(replica=replica)
             done(result)
             ready.set_result(result)
             return ready
-        parts = (flusher is not None) + (replicas is not None)
         future = WaitingPut(result, replica, parts, done, failed)
-        end = result.end_offset
+        # Start the replica wait before the sync, so that both run at the same time.
         if replicas is not None:
             replicas.add(PutWait(end, future.replicated, future.fail))
         if flusher is not None:
             flusher.add(PutWait(end, future.flushed, future.fail))
         return future
+
+
+def _nothing(*_: object) -> None:
+    """Used in place of the callbacks of :meth:`LogGrowth.settle_later`."""

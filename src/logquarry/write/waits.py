@@ -23,11 +23,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from logquarry.disk.service import Clock, Done, Health, Service, monotonic_ms
+from logquarry.disk.service import Clock, Health, Service, monotonic_ms
 from logquarry.errors import StoreUnavailable
-
-_LONG_SECONDS: Final = 3_600.0
-_Lock = threading.Lock
 
 
 class Waiter(Protocol):
@@ -53,58 +50,6 @@ class Waiter(Protocol):
         """End the wait because the sync failed. It is then unknown whether the message is on the
         disk.
         """
-
-
-class ThreadWait:
-    """A :class:`Waiter` with which one thread waits. It uses a bare lock.
-
-    It does not use ``threading.Condition``, because that is written in Python. Ctrl-C inside its
-    methods could leave its lock taken, and then the thread that syncs would wait forever.
-    """
-
-    __slots__ = ("_done", "_error", "_in_time", "_open", "deadline", "offset")
-
-    def __init__(self, offset: int) -> None:
-        self.offset = offset
-        self.deadline = 0
-        self._open = _Lock()
-        self._done = Done()
-        self._in_time = False
-        self._error: StoreUnavailable | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """See :class:`Waiter`."""
-        return not self._open.locked()
-
-    def resolve(self, in_time: bool) -> None:
-        """See :class:`Waiter`."""
-        if self._open.acquire(False):
-            self._in_time = in_time
-            self._done.set()
-
-    def fail(self, error: StoreUnavailable) -> None:
-        """See :class:`Waiter`."""
-        if self._open.acquire(False):
-            self._error = error
-            self._done.set()
-
-    def done(self) -> bool:
-        """Whether the wait is over."""
-        return self._done.wait(0)
-
-    def result(self, timeout: float | None = None) -> bool:
-        """Wait, and return whether the log reached the offset in time.
-
-        Raise StoreUnavailable if the sync failed, and TimeoutError after ``timeout`` seconds.
-        """
-        if timeout is not None and not self._done.wait(timeout):
-            raise TimeoutError
-        while not self._done.wait(_LONG_SECONDS):
-            pass
-        if self._error is not None:
-            raise self._error
-        return self._in_time
 
 
 class DeadlineWatch(Service):
@@ -230,14 +175,6 @@ class ReplicaWait:
         (``isSlaveOK``).
         """
         return self.connected > 0 and offset - self.acknowledged < self._fall_behind_max
-
-    def ask(self, offset: int) -> ThreadWait:
-        """Create a wait for the caller's thread. The wait ends when a slave has the log up to
-        ``offset``.
-        """
-        waiter = ThreadWait(offset)
-        self.add(waiter)
-        return waiter
 
     def add(self, waiter: Waiter) -> None:
         """Add a wait. It ends at its deadline, or when a slave has the log up to its offset."""

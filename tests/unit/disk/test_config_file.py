@@ -6,23 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.disk.config_file import ConfigFile, ConsumerOffsets
+from logquarry.disk.config_file import DELAY_OFFSETS, ConfigFile, ConsumerOffsets
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable
 from logquarry.format import broker_json
+from logquarry.log.store_files import CONFIG, quarantine
 from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk, StoppedDisk
 
-Offsets = dict[int, int]
 
-
-def config_file(disk: Disk, root: Path) -> ConfigFile[Offsets]:
-    return ConfigFile(
-        disk,
-        root / "config" / "delayOffset.json",
-        broker_json.decode_delay_offsets,
-        broker_json.encode_delay_offsets,
-        aside=root / "aside",
-    )
+def config_file(disk: Disk, root: Path) -> ConfigFile:
+    return ConfigFile(disk, root, DELAY_OFFSETS)
 
 
 def test_what_was_saved_is_loaded_and_the_one_before_is_kept(tmp_path: Path) -> None:
@@ -54,7 +47,7 @@ def test_bak_serves_where_the_file_cannot_be_read(tmp_path: Path, harm: bytes) -
     file.save({1: 4})
     assert config_file(Disk(), tmp_path).load().value == {1: 4}
     assert broker_json.decode_delay_offsets(file.backup.read_bytes()) == {1: 2}
-    assert (tmp_path / "aside" / file.path.name).read_bytes() == harm
+    assert (quarantine(tmp_path, CONFIG) / file.path.name).read_bytes() == harm
 
 
 def test_two_unreadable_files_are_told_of_and_kept(tmp_path: Path) -> None:
@@ -65,7 +58,7 @@ def test_two_unreadable_files_are_told_of_and_kept(tmp_path: Path) -> None:
     loaded = file.load()
     assert loaded.value is None and len(loaded.problems) == 2
     file.save({1: 4})
-    kept = {path.name: path.read_bytes() for path in (tmp_path / "aside").iterdir()}
+    kept = {path.name: path.read_bytes() for path in (quarantine(tmp_path, CONFIG)).iterdir()}
     assert kept == {file.path.name: b"{", file.backup.name: b"}"}
 
 

@@ -17,7 +17,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.write.flush import FlushRealTimeService, GroupCommitService, Timing
 from logquarry.write.put_result import PutStatus
 from tests.helpers.small_store import config
-from tests.helpers.waiting import eventually
+from tests.helpers.waiting import eventually, wait_for
 
 
 class Opens:
@@ -165,15 +165,15 @@ def test_a_waiting_put_ends_after_its_timeout_or_with_a_later_sync(
     now = 0
     service = GroupCommitService(queue, disk.health, timeout_ms=100, clock=lambda: now)
     service.start()
-    late = service.request(queue.max_offset)
+    late = wait_for(service, queue.max_offset)
     now = 100
     assert late.result() is False
     assert queue.flushed_offset == 0
     # No time passes from here on: only a sync can end these waits.
-    waits = [service.request(queue.max_offset)]
+    waits = [wait_for(service, queue.max_offset)]
     runs = opens.refused
     eventually(lambda: opens.refused > runs)
-    waits.append(service.request(queue.max_offset))
+    waits.append(wait_for(service, queue.max_offset))
     assert not any(wait.done() for wait in waits)
     opens.number = 0
     assert all(wait.result() is True for wait in waits)

@@ -196,13 +196,14 @@ def test_a_poisoned_store_keeps_its_abort(tmp_path: Path) -> None:
 
 # --------------------------------------------------------------------------- children and the end
 FORK = """
-    import gc, mmap, os, sys
+    import gc, mmap, os, sys, threading
     from pathlib import Path
     from logquarry.errors import StoreUnavailable
     from logquarry.disk.service import close_at_exit, was_closed
     from logquarry.disk.disk import Disk
     from logquarry.disk.page_file import CheckpointFile
     from logquarry.write.flush import GroupCommitService
+    from logquarry.write.settling import PutWait
     from logquarry.disk.mapped_file import MappedFile
     from logquarry.disk.mapped_file_queue import MappedFileQueue
     from logquarry.disk.folders import StoreLock
@@ -217,7 +218,11 @@ FORK = """
     alone = MappedFile(disk, root / "alone", 0, 1 << 20)
     flusher = GroupCommitService(queue, disk.health)
     flusher.start()
-    assert flusher.request(6).result(60)
+    def is_synced(offset):
+        done = threading.Event()
+        flusher.add(PutWait(offset, lambda in_time: done.set(), print))
+        return done.wait(60)
+    assert is_synced(6)
     class Store:
         def close(self):
             print("closed by", os.getpid() == parent, flush=True)
@@ -252,7 +257,7 @@ FORK = """
     queue._change.release(); queue._flushing.release(); file._sync_lock.release()
     assert os.waitstatus_to_exitcode(status) == 7, status
     file.append(b" goes on")
-    assert flusher.request(14).result(60)
+    assert is_synced(14)
     assert bytes(queue.select(0)) == b"parent goes on"
     try:
         StoreLock(Disk(), root)

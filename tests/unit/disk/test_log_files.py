@@ -123,12 +123,12 @@ def test_a_folder_that_is_full_before_a_requested_file_is_made(
 def test_truncating_takes_the_file_ahead_away(
     disk: FaultyDisk, service: AllocateMappedFileService, tmp_path: Path
 ) -> None:
-    queue = MappedFileQueue(disk, tmp_path, SIZE, allocator=service)
+    queue = MappedFileQueue(disk, tmp_path, SIZE, allocator=service, aside=tmp_path / "aside")
     for _ in range(3):
         file = queue.last_file(create=True)
         assert file is not None
         file.append(b"x" * SIZE)
-    queue.truncate_to(SIZE + 7, aside=tmp_path / "aside")
+    queue.truncate_to(SIZE + 7)
     left = sorted(int(path.name) for path in tmp_path.iterdir() if path.is_file())
     assert left == [0, SIZE], "no file lies behind a gap"
     file = queue.last_file(create=True)

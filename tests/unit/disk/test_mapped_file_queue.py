@@ -18,8 +18,8 @@ def disk() -> FaultyDisk:
     return FaultyDisk()
 
 
-def make(disk: FaultyDisk, folder: Path) -> MappedFileQueue:
-    queue = MappedFileQueue(disk, folder / "log", SIZE)
+def make(disk: FaultyDisk, folder: Path, aside: Path | None = None) -> MappedFileQueue:
+    queue = MappedFileQueue(disk, folder / "log", SIZE, aside=aside)
     queue.load()
     return queue
 
@@ -189,7 +189,9 @@ def test_truncating_sets_files_aside_and_deletes_empty_ones(
     with pytest.raises(UsageError, match="set it aside"):
         queue.truncate_to(SIZE)
     assert names(tmp_path) == [0, SIZE, 2 * SIZE, 3 * SIZE]
-    moved = queue.truncate_to(SIZE, aside=tmp_path / "quarantine")
+    queue.close()
+    queue = make(disk, tmp_path, tmp_path / "quarantine")
+    moved = queue.truncate_to(SIZE)
     assert names(tmp_path) == [0]
     assert sorted(moved) == sorted((tmp_path / "quarantine").iterdir())
     assert [path.read_bytes() for path in moved] == [b"\x01" * SIZE] * 2

@@ -21,6 +21,7 @@ from logquarry.read.get_message import GetResult
 from logquarry.store import store_engine
 from logquarry.write import commit_log_writer, frame_append, message_rules
 from logquarry.write.dispatcher import MessageArrival
+from logquarry.write.waits import Waiter
 from tests.helpers.failing_disk import FaultyDisk
 from tests.helpers.small_store import bodies, opened
 from tests.helpers.waiting import eventually
@@ -184,11 +185,11 @@ def test_a_put_that_waits_for_the_disk_when_the_store_is_closed(
     flusher = growth._flusher
     assert flusher is not None
 
-    def close_and_wait(offset: int) -> bool:
+    def close_and_add(request: Waiter) -> None:
         store.close()
-        return flusher.wait(offset)
+        flusher.add(request)
 
-    monkeypatch.setattr(growth, "_flusher", types.SimpleNamespace(wait=close_and_wait))
+    monkeypatch.setattr(growth, "_flusher", types.SimpleNamespace(add=close_and_add))
     assert store.put(lq.Message("t", b"1")).status is lq.PutStatus.PUT_OK
     with lq.MessageStore.open(tmp_path) as reader:
         assert bodies(reader) == [b"1"] and not reader.has_abort

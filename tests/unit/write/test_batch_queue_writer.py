@@ -81,23 +81,19 @@ def test_entries_are_appended_once(files: MappedFileQueue) -> None:
     assert (again.next_offset, again.physical_end) == (15, 500)
 
 
-def test_a_writer_refuses_a_gap_that_a_recovery_fills(
-    files: MappedFileQueue, tmp_path: Path
-) -> None:
+def test_a_writer_refuses_a_gap_that_a_recovery_fills(files: MappedFileQueue) -> None:
     writer = BatchQueueWriter(files, "queue")
     _append(writer, entries((0, 2)))
     after = entries((5, 1), place=100)
     with pytest.raises(CorruptFile, match="recover"):
         _append(writer, after)
-    mender = BatchQueueWriter(files, "queue", Mending(100, {}, tmp_path / "aside"))
+    mender = BatchQueueWriter(files, "queue", Mending(100, {}))
     assert _append(mender, after) == 1
     assert _written(files) == [(0, 2, 0), (2, 4, 3)]
 
 
-def test_a_recovery_starts_again_with_a_recreated_topic(
-    files: MappedFileQueue, tmp_path: Path
-) -> None:
-    mender = BatchQueueWriter(files, "queue", Mending(0, {}, tmp_path / "aside"))
+def test_a_recovery_starts_again_with_a_recreated_topic(files: MappedFileQueue) -> None:
+    mender = BatchQueueWriter(files, "queue", Mending(0, {}))
     _append(mender, entries((0, 2), (2, 5), (0, 1), (1, 3)))
     assert _written(files) == [(0, 1, 0), (1, 3, 0)]
 

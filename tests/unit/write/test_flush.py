@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,8 @@ from logquarry.write.flush import (
     Timing,
 )
 from logquarry.write.settling import PutWait
-from logquarry.write.waits import ThreadWait
 from tests.helpers.failing_disk import EIO, FaultyDisk
-from tests.helpers.waiting import eventually
+from tests.helpers.waiting import eventually, wait_for
 
 SIZE = 1 << 20
 PATIENCE_MS = 60_000
@@ -67,12 +67,12 @@ def test_64_waiters_share_few_syncs(
     service.start()
     before = disk.counts["fdatasync"]
     disk.gate.clear()
-    futures: list[ThreadWait] = []
+    futures: list[Future[bool]] = []
     lock = threading.Lock()
 
     def one() -> None:
         with lock:
-            futures.append(service.request(put(queue, b"x" * 100, 77)))
+            futures.append(wait_for(service, put(queue, b"x" * 100, 77)))
 
     one()
     eventually(lambda: disk.counts["fdatasync"] == before + 1)
@@ -97,9 +97,9 @@ def test_a_failed_sync_fails_all_waiters_and_all_later_ones(
     service = GroupCommitService(queue, disk.health, timeout_ms=PATIENCE_MS)
     service.start()
     disk.gate.clear()
-    first = service.request(put(queue, b"first"))
+    first = wait_for(service, put(queue, b"first"))
     eventually(lambda: disk.counts["fdatasync"] == 1)
-    later = [service.request(put(queue, b"later")) for _ in range(5)]
+    later = [wait_for(service, put(queue, b"later")) for _ in range(5)]
     disk.failing["fdatasync"] = EIO
     # The call that waits at the gate has passed the failure: the second sync meets it.
     disk.gate.set()
@@ -109,7 +109,7 @@ def test_a_failed_sync_fails_all_waiters_and_all_later_ones(
             future.result(60)
     disk.failing.clear()
     with pytest.raises(StoreUnavailable, match="sync failed"):
-        service.request(10).result(60)
+        wait_for(service, 10).result(60)
     with pytest.raises(StoreUnavailable, match="sync failed"):
         put(queue, b"more")
     assert disk.counts["fdatasync"] == 2, "never tried again"
@@ -125,12 +125,12 @@ def test_a_sync_that_hangs_is_a_timeout_and_no_loss(
     service = GroupCommitService(queue, disk.health, timeout_ms=30)
     service.start()
     disk.gate.clear()
-    future = service.request(put(queue, b"slow"))
+    future = wait_for(service, put(queue, b"slow"))
     assert future.result(60) is False
     disk.gate.set()
     eventually(lambda: queue.flushed_offset == 4)
     # On a busy machine, more calls may take longer than the 30 ms.
-    eventually(lambda: service.request(put(queue, b"fast")).result(60))
+    eventually(lambda: wait_for(service, put(queue, b"fast")).result(60))
     assert service.stop()
     queue.close()
 
@@ -140,9 +140,9 @@ def test_timeouts_by_the_clock(disk: FaultyDisk, queue: MappedFileQueue) -> None
     service = GroupCommitService(queue, disk.health, timeout_ms=5_000, clock=clock)
     # The service's thread does not run, so it syncs nothing before run_once below.
     assert service.expire() is None
-    first = service.request(put(queue, b"one"))
+    first = wait_for(service, put(queue, b"one"))
     clock.now += 2_000
-    second = service.request(put(queue, b"two"))
+    second = wait_for(service, put(queue, b"two"))
     assert service.expire() == 3_000
     clock.now += 2_999
     assert service.expire() == 1 and not first.done()
@@ -160,7 +160,7 @@ def test_an_offset_that_is_not_reached_is_a_timeout(
     disk: FaultyDisk, queue: MappedFileQueue
 ) -> None:
     service = GroupCommitService(queue, disk.health)
-    reached, beyond = service.request(put(queue, b"abc")), service.request(4)
+    reached, beyond = wait_for(service, put(queue, b"abc")), wait_for(service, 4)
     service.run_once()
     assert reached.result(0) is True and beyond.result(0) is False
     service.stop()
@@ -170,11 +170,11 @@ def test_an_offset_that_is_not_reached_is_a_timeout(
 def test_stopping_syncs_what_was_asked_for(disk: FaultyDisk, queue: MappedFileQueue) -> None:
     service = GroupCommitService(queue, disk.health, timeout_ms=PATIENCE_MS)
     service.start()
-    futures = [service.request(put(queue, b"x")) for _ in range(100)]
+    futures = [wait_for(service, put(queue, b"x")) for _ in range(100)]
     assert service.stop()
     assert all(future.result(0) for future in futures)
     with pytest.raises(StoreUnavailable, match="closed"):
-        service.request(101).result(0)
+        wait_for(service, 101).result(0)
     queue.close()
 
 
@@ -185,11 +185,11 @@ def test_a_request_that_comes_late_for_what_is_on_the_disk(
     service.start()
     offset = put(queue, b"x" * 100)
     assert service.stop()
-    assert service.request(offset).result(0)
+    assert wait_for(service, offset).result(0)
     with pytest.raises(StoreUnavailable, match="closed"):
-        service.request(offset + 1).result(0)
+        wait_for(service, offset + 1).result(0)
     disk.health.poison("a sync has failed")
-    assert service.request(offset).result(0)
+    assert wait_for(service, offset).result(0)
 
 
 def test_a_request_that_times_out_just_when_it_is_synced(

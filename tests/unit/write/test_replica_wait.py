@@ -6,6 +6,7 @@ import dataclasses
 import threading
 import types
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,8 @@ from logquarry.errors import StoreUnavailable
 from logquarry.write.flush import GroupCommitService
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 from logquarry.write.settling import LogGrowth
-from logquarry.write.waits import ReplicaWait, ThreadWait, Waiter
+from logquarry.write.waits import ReplicaWait, Waiter
+from tests.helpers.waiting import wait_for
 
 RESULT = PutResult(PutStatus.PUT_OK, AppendStatus.PUT_OK, bytes(8), 1_000, 0, 100, 1, 0, 0.0, (0,))
 END = RESULT.end_offset
@@ -37,10 +39,6 @@ def replicas(time: Time | None = None) -> ReplicaWait:
     return ReplicaWait(Health(), timeout_ms=3_000, fall_behind_max=500, clock=time or Time())
 
 
-def asked(waiting: ReplicaWait, offset: int) -> ThreadWait:
-    return waiting.ask(offset)
-
-
 def test_a_slave_is_there_from_its_connecting_on_unless_it_is_far_behind() -> None:
     waiting = replicas()
     assert not waiting.is_available(0)
@@ -55,7 +53,7 @@ def test_a_slave_is_there_from_its_connecting_on_unless_it_is_far_behind() -> No
 
 def test_whoever_it_concerns_is_told() -> None:
     waiting = replicas()
-    second, first = asked(waiting, 200), asked(waiting, 100)
+    second, first = wait_for(waiting, 200), wait_for(waiting, 100)
     waiting.acknowledge(99)
     assert not first.done() and not second.done()
     waiting.acknowledge(100)
@@ -64,15 +62,15 @@ def test_whoever_it_concerns_is_told() -> None:
     assert waiting.acknowledged == 100
     waiting.acknowledge(1_000)
     assert second.result(0) is True
-    assert asked(waiting, 1_000).result(0) is True
+    assert wait_for(waiting, 1_000).result(0) is True
 
 
 def test_time_is_over_for_those_who_came_first() -> None:
     time = Time()
     waiting = replicas(time)
-    first = asked(waiting, 100)
+    first = wait_for(waiting, 100)
     time.now = 1_000
-    second = asked(waiting, 50)
+    second = wait_for(waiting, 50)
     assert waiting.expire() == 2_000
     time.now = 3_000
     assert waiting.expire() == 1_000
@@ -87,13 +85,13 @@ def test_nothing_is_kept_of_those_who_were_told(steps: list[int | None]) -> None
     """Each number is an offset to wait for; None lets a second pass."""
     time = Time()
     waiting = replicas(time)
-    futures: list[tuple[int, ThreadWait]] = []
+    futures: list[tuple[int, Future[bool]]] = []
     for step in steps:
         if step is None:
             time.now += 1_000
             waiting.expire()
         else:
-            futures.append((time.now, asked(waiting, step)))
+            futures.append((time.now, wait_for(waiting, step)))
         for at, future in futures:
             assert future.done() == (time.now - at >= 3_000)
     time.now += 10_000
@@ -104,20 +102,20 @@ def test_nothing_is_kept_of_those_who_were_told(steps: list[int | None]) -> None
 
 def test_nobody_waits_for_a_store_that_is_closed() -> None:
     waiting = replicas()
-    future = asked(waiting, 100)
+    future = wait_for(waiting, 100)
     waiting.end()
     assert future.result(0) is False
-    assert asked(waiting, 100).result(0) is False
+    assert wait_for(waiting, 100).result(0) is False
 
 
 def test_who_began_behind_it_has_not_got_it() -> None:
     waiting = replicas()
-    first, second = asked(waiting, 400), asked(waiting, 600)
+    first, second = wait_for(waiting, 400), wait_for(waiting, 600)
     waiting.acknowledge(500, 500)
     waiting.acknowledge(900, 500)
     assert not first.done() and second.result(0) is True
     assert waiting.acknowledged == 900
-    assert not asked(waiting, 450).done() and asked(waiting, 700).result(0) is True
+    assert not wait_for(waiting, 450).done() and wait_for(waiting, 700).result(0) is True
     # Another slave, which is further behind, has it.
     waiting.acknowledge(400, 100)
     assert first.result(0) is True
@@ -128,7 +126,7 @@ def test_a_word_counts_for_those_who_are_about_to_ask() -> None:
     waiting = replicas()
     waiting.acknowledge(1_000, 1_000)  # where another slave begins
     waiting.acknowledge(900, 100)
-    assert asked(waiting, 800).result(0) is True
+    assert wait_for(waiting, 800).result(0) is True
 
 
 @given(
@@ -138,7 +136,7 @@ def test_nobody_is_told_of_what_no_slave_got(steps: list[tuple[bool, int, int]])
     """A step is an acknowledgement of the bytes between two offsets, or one more waiting put."""
     waiting = replicas()
     got: list[tuple[int, int]] = []
-    open_ones: list[tuple[int, ThreadWait]] = []
+    open_ones: list[tuple[int, Future[bool]]] = []
     for is_ack, one, other in steps:
         if is_ack:
             since, offset = min(one, other), max(one, other)
@@ -148,7 +146,7 @@ def test_nobody_is_told_of_what_no_slave_got(steps: list[tuple[bool, int, int]])
             assert all(entry[1].done() for entry in open_ones if entry not in still)
             open_ones = still
         else:
-            future = asked(waiting, one)
+            future = wait_for(waiting, one)
             if not future.done():
                 open_ones.append((one, future))
             else:
@@ -158,20 +156,19 @@ def test_nobody_is_told_of_what_no_slave_got(steps: list[tuple[bool, int, int]])
 
 # ------------------------------------------------------------------------------- with the disk
 class Disk:
-    """A flusher whose syncs end when the test says so."""
+    """A flusher whose syncs end when the test says so; with ``in_time``, at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_time: bool | None = None) -> None:
+        self.in_time = in_time
         self.resolve: Callable[[bool], None] = lambda _: None
         self.fail: Callable[[StoreUnavailable], None] = lambda _: None
-        self.in_time = True
-
-    def wait(self, offset: int) -> bool:
-        assert offset == END
-        return self.in_time
 
     def add(self, request: Waiter) -> None:
+        assert request.offset == END
         self.resolve = request.resolve
         self.fail = request.fail
+        if self.in_time is not None:
+            self.resolve(self.in_time)
 
 
 def settling(disk: Any, waiting: ReplicaWait) -> LogGrowth:
@@ -235,10 +232,11 @@ def test_a_failed_sync_is_an_error_whatever_the_slave_has(slave_first: bool) -> 
 
 @pytest.mark.parametrize("has_disk", [False, True])
 def test_without_a_slave_nobody_waits_for_one(has_disk: bool) -> None:
-    disk = Disk()
+    disk = Disk(in_time=True)
     growth = settling(disk if has_disk else None, replicas())
     assert growth.settle(RESULT, True).status is ALONE
     assert growth.settle(RESULT, False).status is OK
+    disk.in_time = None
     future = growth.settle_later(RESULT, True, lambda _: None, lambda: None)
     disk.resolve(False)
     assert future.result(0).status is ALONE
@@ -250,7 +248,7 @@ def test_a_thread_waits_for_both() -> None:
     waiting = replicas()
     waiting.slave_came()
     waiting.acknowledge(900)
-    growth = settling(Disk(), waiting)
+    growth = settling(Disk(in_time=True), waiting)
     threading.Timer(0.05, lambda: waiting.acknowledge(END)).start()
     assert growth.settle(RESULT, True).status is OK
 

@@ -30,7 +30,6 @@ from logquarry.format.kernels.encode import (
     first_wrong_crc,
     intern_numbers,
     intern_spans,
-    number_frames,
     place_staged,
     same_staged,
 )

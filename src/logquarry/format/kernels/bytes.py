@@ -214,15 +214,11 @@ def kernel(function: Any, *, nogil: bool = True) -> Any:
     return made
 
 
-_H = frame.HEAD.offsets
-AT_MAGIC = _H["magic"]
-AT_CRC = _H["body_crc"]
-AT_PHYSICAL_OFFSET = _H["physical_offset"]
-AT_SYS_FLAG = _H["sys_flag"]
+HEAD, TAIL = frame.HEAD.at, frame.TAIL.at
+"""The offset of each field in the two parts of a frame."""
 HEAD_SIZE = frame.HEAD.size
 STORE_TIME_SIZE = frame.STORE_TIME.size
 TAIL_SIZE = frame.TAIL.size
-AT_BODY_LENGTH = frame.TAIL.offsets["body_length"]
 BLANK_SIZE = frame.BLANK.size
 FIXED_V1 = frame.FIXED_SIZE_V1
 HOST_V4 = frame.HOST_SIZE_V4

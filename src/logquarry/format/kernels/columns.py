@@ -11,17 +11,15 @@ import numpy as np
 from logquarry.format import arrays as r
 from logquarry.format import batch, frame, java, sys_flag
 from logquarry.format.kernels.bytes import (
-    AT_BODY_LENGTH,
-    AT_CRC,
-    AT_PHYSICAL_OFFSET,
-    AT_SYS_FLAG,
     BORN_V6,
     CRC_MASK,
+    HEAD,
     HEAD_SIZE,
     HOST_EXTRA,
     HOST_V4,
     STORE_TIME_SIZE,
     STORE_V6,
+    TAIL,
     TAIL_SIZE,
     Array,
     copy16,
@@ -41,14 +39,10 @@ from logquarry.format.kernels.bytes import (
     store_time_at,
 )
 
-_H = frame.HEAD.offsets
-_AT_SIZE, _AT_FLAG, _AT_QUEUE_OFFSET = _H["size"], _H["flag"], _H["queue_offset"]
 _INNER = batch.INNER_BATCH
 _KEPT_FLAGS = ~batch.OF_BATCH
 _COMPRESSED = sys_flag.COMPRESSED
-_ITEM = batch.HEAD.offsets
-_ITEM_SIZE, _ITEM_FLAG = _ITEM["size"], _ITEM["flag"]
-_ITEM_BODY_LENGTH = _ITEM["body_length"]
+_ITEM = batch.HEAD.at
 _ITEM_HEAD, _ITEM_FIXED = batch.HEAD.size, batch.FIXED_SIZE
 _LENGTH_SIZE = frame.PROPERTIES_LENGTH.size
 _LONG_MAX = java.LONG_MAX
@@ -66,12 +60,12 @@ def _items(body: int, length: int) -> tuple[int, int]:
         if length - at < _ITEM_FIXED:
             return np.int64(-1), room
         item = body + at
-        body_length = np.int64(load_i32(item + _ITEM_BODY_LENGTH))
+        body_length = np.int64(load_i32(item + _ITEM.body_length))
         if body_length < 0 or body_length > length - at - _ITEM_FIXED:
             return np.int64(-1), room
         props_length = np.int64(load_i16(item + _ITEM_HEAD + body_length))
         size = _ITEM_FIXED + body_length + props_length
-        if props_length < 0 or size > length - at or np.int64(load_i32(item + _ITEM_SIZE)) != size:
+        if props_length < 0 or size > length - at or np.int64(load_i32(item + _ITEM.size)) != size:
             return np.int64(-1), room
         at += size
         count += 1
@@ -95,7 +89,7 @@ def measure_inner(
     """
     any_inner = False
     for i in range(count):
-        flags = load_i32(address + np.int64(rows[i, r.POSITION]) + AT_SYS_FLAG)
+        flags = load_i32(address + np.int64(rows[i, r.POSITION]) + HEAD.sys_flag)
         if flags & _INNER == _INNER:
             any_inner = True
             break
@@ -105,7 +99,7 @@ def measure_inner(
     for i in range(count):
         numbers[i] = 0
         at = address + np.int64(rows[i, r.POSITION])
-        flags = load_i32(at + AT_SYS_FLAG)
+        flags = load_i32(at + HEAD.sys_flag)
         whole = np.int64(rows[i, r.SIZE])
         if flags & _INNER == _INNER:
             if flags & _COMPRESSED:
@@ -115,7 +109,7 @@ def measure_inner(
             items, room = _items(at + np.int64(rows[i, r.BODY_AT]), length)
             fixed = whole - length - np.int64(rows[i, r.PROPS_LENGTH])
             room += items * fixed
-            fits = room <= limit and load_i64(at + _AT_QUEUE_OFFSET) <= _LONG_MAX - items
+            fits = room <= limit and load_i64(at + HEAD.queue_offset) <= _LONG_MAX - items
             if items > 0 and fits:
                 numbers[i] = items
                 frames += items
@@ -157,11 +151,11 @@ def unwrap_frames(
         topic_length = np.int64(rows[i, r.TOPIC_LENGTH])
         topic_start = head + body_length
         topic_size = np.int64(rows[i, r.TOPIC_AT]) - topic_start + topic_length
-        flags = load_i32(at + AT_SYS_FLAG) & _KEPT_FLAGS
-        queue_offset = load_i64(at + _AT_QUEUE_OFFSET)
+        flags = load_i32(at + HEAD.sys_flag) & _KEPT_FLAGS
+        queue_offset = load_i64(at + HEAD.queue_offset)
         item = at + head
         for number in range(numbers[i]):
-            own = np.int64(load_i32(item + _ITEM_BODY_LENGTH))
+            own = np.int64(load_i32(item + _ITEM.body_length))
             source = item + _ITEM_HEAD
             props_length = np.int64(load_i16(source + own))
             whole = head + own + topic_size + _LENGTH_SIZE + props_length
@@ -172,12 +166,14 @@ def unwrap_frames(
             # In both the wire form and the frame, the properties follow their length. So copy both
             # at once.
             copy_short(start + head + own + topic_size, source + own, _LENGTH_SIZE + props_length)
-            store_i32(start + _AT_SIZE, whole)
-            store_i32(start + AT_CRC, np.int32(crc32(crc_function, start + head, own) & CRC_MASK))
-            store_i32(start + _AT_FLAG, load_i32(item + _ITEM_FLAG))
-            store_i32(start + AT_SYS_FLAG, flags)
-            store_i64(start + _AT_QUEUE_OFFSET, queue_offset + number)
-            store_i32(start + head - TAIL_SIZE + AT_BODY_LENGTH, own)
+            store_i32(start + HEAD.size, whole)
+            store_i32(
+                start + HEAD.body_crc, np.int32(crc32(crc_function, start + head, own) & CRC_MASK)
+            )
+            store_i32(start + HEAD.flag, load_i32(item + _ITEM.flag))
+            store_i32(start + HEAD.sys_flag, flags)
+            store_i64(start + HEAD.queue_offset, queue_offset + number)
+            store_i32(start + head - TAIL_SIZE + TAIL.body_length, own)
             out_rows[made, r.POSITION] = to
             out_rows[made, r.SIZE] = whole
             out_rows[made, r.BODY_AT] = head
@@ -209,7 +205,7 @@ def message_ids(address: int, rows: Array, count: int, offsets: Array, out: Arra
     pairs = _HEX_PAIRS.ctypes.data
     for i in range(count):
         place = address + rows[i, r.POSITION]
-        flags = load_i32(place + AT_SYS_FLAG)
+        flags = load_i32(place + HEAD.sys_flag)
         born = HOST_V4 + (HOST_EXTRA if flags & BORN_V6 else 0)
         store = HOST_V4 + (HOST_EXTRA if flags & STORE_V6 else 0)
         host = place + HEAD_SIZE + born + STORE_TIME_SIZE
@@ -225,7 +221,7 @@ def message_ids(address: int, rows: Array, count: int, offsets: Array, out: Arra
             if k < store:
                 byte = load_u8(host + k)
             else:
-                byte = load_u8(place + AT_PHYSICAL_OFFSET + k - store)
+                byte = load_u8(place + HEAD.physical_offset + k - store)
             copy16(target + at, pairs + 2 * byte)
             at += 2
         offsets[i + 1] = at
@@ -268,7 +264,7 @@ def host_texts(
     last_size = 0
     for i in range(count):
         place = address + rows[i, r.POSITION]
-        flags = load_i32(place + AT_SYS_FLAG)
+        flags = load_i32(place + HEAD.sys_flag)
         host = place + HEAD_SIZE
         wide = flags & BORN_V6 != 0
         if store_host:
@@ -349,7 +345,7 @@ def gather(
     """
     for i in range(count):
         place = address + rows[i, r.POSITION]
-        store_time = place + store_time_at(load_i32(place + AT_SYS_FLAG))
+        store_time = place + store_time_at(load_i32(place + HEAD.sys_flag))
         body = place + rows[i, r.BODY_AT]
         for f in range(from32.shape[0]):
             start = place

@@ -11,12 +11,10 @@ import numpy as np
 from logquarry.format import batch, frame, java, properties
 from logquarry.format import put_frames as r
 from logquarry.format.kernels.bytes import (
-    AT_BODY_LENGTH,
-    AT_CRC,
-    AT_PHYSICAL_OFFSET,
-    AT_SYS_FLAG,
     CRC_MASK,
     FIXED_V1,
+    HEAD,
+    TAIL,
     TAIL_SIZE,
     TRANSACTION_MASK,
     Array,
@@ -40,14 +38,6 @@ from logquarry.format.kernels.bytes import (
 )
 from logquarry.format.sys_flag import TRANSACTION_COMMIT, TRANSACTION_NOT
 
-_H = frame.HEAD.offsets
-AT_SIZE = _H["size"]
-AT_QUEUE_ID = _H["queue_id"]
-AT_FLAG = _H["flag"]
-AT_QUEUE_OFFSET = _H["queue_offset"]
-_AT_BORN_TIMESTAMP = _H["born_timestamp"]
-_AT_RECONSUME_TIMES = frame.TAIL.offsets["reconsume_times"]
-_AT_PREPARED_OFFSET = frame.TAIL.offsets["prepared_transaction_offset"]
 _LENGTH_SIZE = frame.PROPERTIES_LENGTH.size
 _BLANK = frame.BLANK.size
 
@@ -69,12 +59,12 @@ def _write_start(
     copy_bytes(to, head, head_size)
     body_to = to + head_size
     copy_bytes(body_to, body, body_length)
-    store_i32(to + AT_SIZE, size)
+    store_i32(to + HEAD.size, size)
     # Compute the CRC from the copy of the body, because the copy is already in the processor's
     # cache.
-    store_i32(to + AT_CRC, np.int32(crc32(crc_function, body_to, body_length) & CRC_MASK))
-    store_i32(to + AT_FLAG, flag)
-    store_i32(body_to - TAIL_SIZE + AT_BODY_LENGTH, body_length)
+    store_i32(to + HEAD.body_crc, np.int32(crc32(crc_function, body_to, body_length) & CRC_MASK))
+    store_i32(to + HEAD.flag, flag)
+    store_i32(body_to - TAIL_SIZE + TAIL.body_length, body_length)
     return body_to + body_length
 
 
@@ -140,14 +130,14 @@ def encode_frames(
         if head_facts[head, r.ADVANCES] != 0:
             queue_offset = next_offsets[queue]
             next_offsets[queue] = queue_offset + 1
-        store_i32(at + AT_QUEUE_ID, rows[r.QUEUE_ID, i])
-        store_i64(at + AT_QUEUE_OFFSET, queue_offset)
-        store_i64(at + AT_PHYSICAL_OFFSET, base + position)
-        store_i64(at + _AT_BORN_TIMESTAMP, rows[r.BORN_TIMESTAMP, i])
+        store_i32(at + HEAD.queue_id, rows[r.QUEUE_ID, i])
+        store_i64(at + HEAD.queue_offset, queue_offset)
+        store_i64(at + HEAD.physical_offset, base + position)
+        store_i64(at + HEAD.born_timestamp, rows[r.BORN_TIMESTAMP, i])
         store_i64(at + head_facts[head, r.TIME_AT], now)
         tail = at + head_size - TAIL_SIZE
-        store_i32(tail + _AT_RECONSUME_TIMES, rows[r.RECONSUME_TIMES, i])
-        store_i64(tail + _AT_PREPARED_OFFSET, rows[r.PREPARED_OFFSET, i])
+        store_i32(tail + TAIL.reconsume_times, rows[r.RECONSUME_TIMES, i])
+        store_i64(tail + TAIL.prepared_transaction_offset, rows[r.PREPARED_OFFSET, i])
         topic = rows[r.TOPIC, i]
         topic_length = topic_ends[topic + 1] - topic_ends[topic]
         copy_short(to, topics_at + topic_ends[topic], topic_length)
@@ -255,9 +245,7 @@ def intern_spans(at: Array, lengths: Array, table: Array, found: Array, ids: Arr
 # The frames of a batch in wire form. The pure-Python version is
 # logquarry.write.encode_batch._frames_reference.
 
-_ITEM = batch.HEAD.offsets
-_ITEM_FLAG = _ITEM["flag"]
-_ITEM_BODY_LENGTH = _ITEM["body_length"]
+_ITEM = batch.HEAD.at
 _ITEM_HEAD = batch.HEAD.size
 _ITEM_FIXED = batch.FIXED_SIZE
 _SEPARATOR = ord(properties.PROPERTY_SEPARATOR)
@@ -301,7 +289,7 @@ def batch_frames(
         item = source + at
         if end - at < _ITEM_FIXED or count == starts.shape[0]:
             return -1, size, bodies
-        body_length = np.int64(load_i32(item + _ITEM_BODY_LENGTH))
+        body_length = np.int64(load_i32(item + _ITEM.body_length))
         if body_length < 0 or body_length > end - at - _ITEM_FIXED:
             return -1, size, bodies
         body = item + _ITEM_HEAD
@@ -325,11 +313,11 @@ def batch_frames(
                 body,
                 body_length,
                 whole,
-                load_i32(item + _ITEM_FLAG),
+                load_i32(item + _ITEM.flag),
                 crc_function,
             )
-            store_i64(place + AT_QUEUE_OFFSET, queue_offset + count)
-            store_i64(place + AT_PHYSICAL_OFFSET, physical_offset + size)
+            store_i64(place + HEAD.queue_offset, queue_offset + count)
+            store_i64(place + HEAD.physical_offset, physical_offset + size)
             store_i64(place + time_at, now)
             copy_short(to, topic.ctypes.data, topic_size)
             to += topic_size
@@ -349,17 +337,8 @@ def batch_frames(
 
 
 _TIME_SIZE = frame.STORE_TIME.size
-_AFTER_OFFSETS = AT_PHYSICAL_OFFSET + 8
+_AFTER_OFFSETS = HEAD.physical_offset + 8
 _SPACE = 32
-
-
-@kernel
-def number_frames(address: int, positions: Array, numbers: Array) -> None:
-    """Write the index of a queue (``numbers``) into QUEUEOFFSET of each frame. Both arrays are
-    int64.
-    """
-    for i in range(positions.shape[0]):
-        store_i64(address + positions[i] + AT_QUEUE_OFFSET, numbers[i])
 
 
 @kernel
@@ -394,7 +373,7 @@ def place_staged(
             return start, position, count, r.NO_FRAME
         at = source + start
         size = np.int64(load_i32(at))
-        queue = load_i64(at + AT_QUEUE_OFFSET)
+        queue = load_i64(at + HEAD.queue_offset)
         if size < FIXED_V1 or size > stop - start:
             return start, position, count, r.NO_FRAME
         if queue < 0 or queue >= next_offsets.shape[0]:
@@ -403,14 +382,14 @@ def place_staged(
             return start, position, count, r.NO_ROOM
         to = address + position
         copy_bytes(to, at, size)
-        flags = load_i32(at + AT_SYS_FLAG)
+        flags = load_i32(at + HEAD.sys_flag)
         kind = flags & TRANSACTION_MASK
         queue_offset = np.int64(0)
         if kind == TRANSACTION_NOT or kind == TRANSACTION_COMMIT:
             queue_offset = next_offsets[queue]
             next_offsets[queue] = queue_offset + 1
-        store_i64(to + AT_QUEUE_OFFSET, queue_offset)
-        store_i64(to + AT_PHYSICAL_OFFSET, base + position)
+        store_i64(to + HEAD.queue_offset, queue_offset)
+        store_i64(to + HEAD.physical_offset, base + position)
         store_i64(to + store_time_at(flags), now)
         placed[0, queue] += 1
         placed[1, queue] += size
@@ -436,9 +415,9 @@ def same_staged(
         size = np.int64(load_i32(at))
         if size < FIXED_V1 or size > stop - start or size > end - position:
             break
-        time_at = store_time_at(load_i32(at + AT_SYS_FLAG))
+        time_at = store_time_at(load_i32(at + HEAD.sys_flag))
         rest = time_at + _TIME_SIZE
-        if not same_bytes(at, to, AT_QUEUE_OFFSET):
+        if not same_bytes(at, to, HEAD.queue_offset):
             break
         if not same_bytes(at + _AFTER_OFFSETS, to + _AFTER_OFFSETS, time_at - _AFTER_OFFSETS):
             break

@@ -16,9 +16,7 @@ from logquarry.format import arrays as r
 from logquarry.format import index, java, queue_entry, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.kernels.bytes import (
-    AT_MAGIC,
-    AT_PHYSICAL_OFFSET,
-    AT_SYS_FLAG,
+    HEAD,
     MAGIC_V1,
     TRANSACTION_MASK,
     Array,
@@ -37,7 +35,6 @@ from logquarry.format.kernels.bytes import (
     store_i64,
     store_time_at,
 )
-from logquarry.format.kernels.encode import AT_QUEUE_ID, AT_QUEUE_OFFSET
 from logquarry.format.kernels.properties import (
     DELAY,
     KEYS,
@@ -188,7 +185,7 @@ def follow(
         if code != r.REACHED_STOP:
             return count, position, code, topic_count, queue_count, key_count, odd
         at = address + place
-        if as_java and load_i32(at + AT_MAGIC) != MAGIC_V1:
+        if as_java and load_i32(at + HEAD.magic) != MAGIC_V1:
             return count, position, r.ASK_JAVA, topic_count, queue_count, key_count, odd
         props, props_length = at + row[r.PROPS_AT], row[r.PROPS_LENGTH]
         # A frame has at most this many keys, because each key has at least one byte and a
@@ -213,8 +210,8 @@ def follow(
                 is_text = False
                 topic = 0
                 topic_count = max(topic_count, 1)
-        queue_id = np.int64(load_i32(at + AT_QUEUE_ID))
-        flags = load_i32(at + AT_SYS_FLAG)
+        queue_id = np.int64(load_i32(at + HEAD.queue_id))
+        flags = load_i32(at + HEAD.sys_flag)
         kind = flags & TRANSACTION_MASK
         queue = np.int64(-1)
         if kind == _NOT or kind == _COMMIT:
@@ -276,8 +273,8 @@ def follow(
             )
         requests[r.TOPIC_ID, count] = topic
         requests[r.QUEUE_ID, count] = queue_id
-        requests[r.QUEUE_OFFSET, count] = load_i64(at + AT_QUEUE_OFFSET)
-        requests[r.PHYSICAL_OFFSET, count] = load_i64(at + AT_PHYSICAL_OFFSET)
+        requests[r.QUEUE_OFFSET, count] = load_i64(at + HEAD.queue_offset)
+        requests[r.PHYSICAL_OFFSET, count] = load_i64(at + HEAD.physical_offset)
         requests[r.FRAME_SIZE, count] = row[r.SIZE]
         requests[r.SYS_FLAG, count] = flags
         requests[r.STORE_TIMESTAMP, count] = store_time
@@ -292,17 +289,9 @@ def follow(
 # --------------------------------------------------------------------------------------------------
 # Make and check the entries of queues and index.
 
-_U = queue_entry.LAYOUT.offsets
+_UNIT, _ENTRY = queue_entry.LAYOUT.at, index.ENTRY.at
 _UNIT_SIZE = queue_entry.UNIT_SIZE
-_UNIT_PHYSICAL_OFFSET = _U["physical_offset"]
-_UNIT_FRAME_SIZE = _U["size"]
-_UNIT_TAGS_CODE = _U["tags_code"]
-_E = index.ENTRY.offsets
 _ENTRY_SIZE = index.ENTRY.size
-_ENTRY_HASH = _E["key_hash"]
-_ENTRY_PHYSICAL_OFFSET = _E["physical_offset"]
-_ENTRY_SECONDS = _E["seconds"]
-_ENTRY_PREVIOUS = _E["previous"]
 _SLOT_SIZE = index.SLOT.size
 _AHEAD = 16
 _MOST_SECONDS = java.INT_MAX
@@ -325,8 +314,8 @@ def check_chains(
     first = expected = first_slot = -1
     for number in range(count):
         at = entries + number * _ENTRY_SIZE
-        slot = abs(np.int64(load_i32(at + _ENTRY_HASH))) % slots
-        if load_i32(at + _ENTRY_PREVIOUS) != newest[slot]:
+        slot = abs(np.int64(load_i32(at + _ENTRY.key_hash))) % slots
+        if load_i32(at + _ENTRY.previous) != newest[slot]:
             if wrong == 0:
                 first, expected = number, np.int64(newest[slot])
             wrong += 1
@@ -379,9 +368,9 @@ def group_units(
         which[at] = i
         offsets[at] = requests[r.QUEUE_OFFSET, i]
         unit = out + at * _UNIT_SIZE
-        store_i64(unit + _UNIT_PHYSICAL_OFFSET, requests[r.PHYSICAL_OFFSET, i])
-        store_i32(unit + _UNIT_FRAME_SIZE, requests[r.FRAME_SIZE, i])
-        store_i64(unit + _UNIT_TAGS_CODE, requests[r.TAGS_CODE, i])
+        store_i64(unit + _UNIT.physical_offset, requests[r.PHYSICAL_OFFSET, i])
+        store_i32(unit + _UNIT.size, requests[r.FRAME_SIZE, i])
+        store_i64(unit + _UNIT.tags_code, requests[r.TAGS_CODE, i])
 
 
 @kernel
@@ -426,9 +415,9 @@ def put_index_keys(
         if previous == 0:
             begun += 1
         entry = entry_at + i * _ENTRY_SIZE
-        store_i32(entry + _ENTRY_HASH, hashes[i])
-        store_i64(entry + _ENTRY_PHYSICAL_OFFSET, offsets[i])
-        store_i32(entry + _ENTRY_SECONDS, _seconds(times[i], begin))
-        store_i32(entry + _ENTRY_PREVIOUS, previous)
+        store_i32(entry + _ENTRY.key_hash, hashes[i])
+        store_i64(entry + _ENTRY.physical_offset, offsets[i])
+        store_i32(entry + _ENTRY.seconds, _seconds(times[i], begin))
+        store_i32(entry + _ENTRY.previous, previous)
         store_i32(slot, number + i)
     return begun

@@ -17,8 +17,7 @@ from numba import cfunc, types
 from logquarry.format import arrays as r
 from logquarry.format import batch, java, properties, queue_entry
 from logquarry.format.kernels.bytes import (
-    AT_PHYSICAL_OFFSET,
-    AT_SYS_FLAG,
+    HEAD,
     copy_bytes,
     is_ascii,
     is_utf8,
@@ -33,15 +32,13 @@ from logquarry.format.kernels.bytes import (
     store_raw64,
     store_time_at,
 )
-from logquarry.format.kernels.encode import AT_QUEUE_OFFSET
 from logquarry.format.kernels.properties import name_table, next_separator, which_name
 from logquarry.format.kernels.walk import CACHE_LINE, check_frame
 from logquarry.systems import held
 
-_UNIT = queue_entry.UNIT_SIZE
-_AT_UNIT_SIZE = queue_entry.LAYOUT.offsets["size"]
+_UNIT = queue_entry.LAYOUT.at
+_UNIT_SIZE = queue_entry.UNIT_SIZE
 _FILLER_SIZE = queue_entry.FILLER_SIZE
-_AT_TAGS_CODE = queue_entry.LAYOUT.offsets["tags_code"]
 _NAME_VALUE = ord(properties.NAME_VALUE_SEPARATOR)
 _NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS = name_table((properties.TAGS,))
 _INT_MIN = java.INT_MIN
@@ -82,7 +79,7 @@ def _is_text(start: int, length: int) -> bool:
 
 @kernel
 def _prefetch_frame(unit: int, log: int, start: int, end: int) -> None:
-    place, size = load_i64(unit), np.int64(load_i32(unit + _AT_UNIT_SIZE))
+    place, size = load_i64(unit), np.int64(load_i32(unit + _UNIT.size))
     if place < start or place >= end:
         return
     at = log + (place - start)
@@ -150,11 +147,11 @@ def get_frames(
     row = np.empty(r.ROW_WIDTH, np.int64)
     size = taken = done = 0
     for ahead in range(min(_UNITS_AHEAD, count)):
-        _prefetch_frame(units + ahead * _UNIT, log, start, end)
+        _prefetch_frame(units + ahead * _UNIT_SIZE, log, start, end)
     while done < count:
-        unit = units + done * _UNIT
+        unit = units + done * _UNIT_SIZE
         place = load_i64(unit)
-        unit_size = np.int64(load_i32(unit + _AT_UNIT_SIZE))
+        unit_size = np.int64(load_i32(unit + _UNIT.size))
         most, most_size = in_memory, in_memory_size
         if place < memory_start:
             most, most_size = on_disk, on_disk_size
@@ -167,10 +164,10 @@ def get_frames(
         if taken > 0 and size + unit_size > most_size:
             break
         if done + _UNITS_AHEAD < count:
-            _prefetch_frame(unit + _UNITS_AHEAD * _UNIT, log, start, end)
+            _prefetch_frame(unit + _UNITS_AHEAD * _UNIT_SIZE, log, start, end)
         done += 1
         if wanted != 0:
-            tags_code = load_i64(unit + _AT_TAGS_CODE)
+            tags_code = load_i64(unit + _UNIT.tags_code)
             if tags_code >= _INT_MIN and not _has_code(wanted, np.int64(np.int32(tags_code))):
                 continue
         if unit_size <= 0 or place < 0:
@@ -183,7 +180,7 @@ def get_frames(
         verdict = check_frame(frame, 0, unit_size, unit_size, place, crc_function, True, row)
         if verdict != r.REACHED_STOP or row[r.SIZE] != unit_size:
             return r.NOT_SOUND
-        if load_i32(frame + AT_SYS_FLAG) & _INNER_BATCH == _INNER_BATCH:
+        if load_i32(frame + HEAD.sys_flag) & _INNER_BATCH == _INNER_BATCH:
             # The frame is an inner batch. The pure-Python version finds the message with the
             # requested queue offset in it.
             return r.NOT_SOUND
@@ -210,12 +207,12 @@ def frame_rows(frames: int, count: int, out: int) -> None:
     for _ in range(count):
         frame = frames + at
         size = np.int64(load_i32(frame))
-        place = load_i64(frame + AT_PHYSICAL_OFFSET)
+        place = load_i64(frame + HEAD.physical_offset)
         # The frame was already checked. This call only finds the positions of its parts.
         check_frame(frame, 0, size, size, place, 0, False, row)
-        store_time = frame + store_time_at(load_i32(frame + AT_SYS_FLAG))
+        store_time = frame + store_time_at(load_i32(frame + HEAD.sys_flag))
         body_at = at + row[r.BODY_AT]
-        store_raw64(out, load_i64(frame + AT_QUEUE_OFFSET))
+        store_raw64(out, load_i64(frame + HEAD.queue_offset))
         store_raw64(out + 8, load_i64(store_time))
         store_raw64(out + 16, place)
         store_raw32(out + 24, at)

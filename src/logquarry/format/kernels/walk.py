@@ -4,21 +4,20 @@ after damage (resync).
 
 from __future__ import annotations
 
+from collections import namedtuple
+from typing import Any
+
 import numpy as np
 
 from logquarry.format import arrays as r
 from logquarry.format import frame
 from logquarry.format.kernels.bytes import (
-    AT_BODY_LENGTH,
-    AT_CRC,
-    AT_MAGIC,
-    AT_PHYSICAL_OFFSET,
-    AT_SYS_FLAG,
     BLANK_SIZE,
     BODY_AT_V4,
     BORN_V6,
     CRC_MASK,
     FIXED_V1,
+    HEAD,
     HEAD_SIZE,
     HOST_EXTRA,
     MAGIC_BLANK,
@@ -26,6 +25,7 @@ from logquarry.format.kernels.bytes import (
     MAGIC_V1,
     MAGIC_V2,
     STORE_V6,
+    TAIL,
     TAIL_SIZE,
     Array,
     crc32,
@@ -39,26 +39,16 @@ from logquarry.format.kernels.bytes import (
 )
 
 ENTRY_HEAD_SIZE = frame.ENTRY_HEAD.size
-AT_ENTRY_SIZE = frame.ENTRY_HEAD.offsets["size"]
-AT_ENTRY_POSITION = frame.ENTRY_HEAD.offsets["position"]
-AT_ENTRY_BODY_SIZE = frame.ENTRY_HEAD.offsets["body_size"]
+_ENTRY_HEAD = frame.ENTRY_HEAD.at
 ENTRY_MAGIC = np.int32(frame.ENTRY_MAGIC)
 ENTRY_BLANK = np.int32(frame.ENTRY_BLANK_MAGIC)
 
 CACHE_LINE = 64
 PREFETCH_AHEAD = 8192
 
-_ZEROED = int(frame.DamageKind.ZEROED)
-_TRUNCATED = int(frame.DamageKind.TRUNCATED)
-_BAD_MAGIC = int(frame.DamageKind.BAD_MAGIC)
-_BAD_SIZE = int(frame.DamageKind.BAD_SIZE)
-_BAD_PHYSICAL_OFFSET = int(frame.DamageKind.BAD_PHYSICAL_OFFSET)
-_BAD_BODY_LENGTH = int(frame.DamageKind.BAD_BODY_LENGTH)
-_BAD_TOPIC_LENGTH = int(frame.DamageKind.BAD_TOPIC_LENGTH)
-_BAD_PROPERTIES_LENGTH = int(frame.DamageKind.BAD_PROPERTIES_LENGTH)
-_BAD_LENGTH_SUM = int(frame.DamageKind.BAD_LENGTH_SUM)
-_BAD_BODY_CRC = int(frame.DamageKind.BAD_BODY_CRC)
-_BAD_BLANK = int(frame.DamageKind.BAD_BLANK)
+_KINDS = {kind.name: int(kind) for kind in frame.DamageKind}
+DAMAGE: Any = namedtuple("Damage", _KINDS)(**_KINDS)
+"""The numbers of :class:`~logquarry.format.frame.DamageKind`."""
 
 
 @kernel
@@ -83,23 +73,23 @@ def check_frame(
     left = end - position
     here = window - position
     if left < BLANK_SIZE:
-        return _TRUNCATED
+        return DAMAGE.TRUNCATED
     if here < BLANK_SIZE:
         return r.NEED_MORE
     at = address + position
     size = load_i32(at)
-    magic = load_i32(at + AT_MAGIC)
+    magic = load_i32(at + HEAD.magic)
     if magic == MAGIC_BLANK:
-        return r.BLANK if size == left else _BAD_BLANK
+        return r.BLANK if size == left else DAMAGE.BAD_BLANK
     if magic != MAGIC_V1 and magic != MAGIC_V2:
-        return _ZEROED if size == 0 and magic == 0 else _BAD_MAGIC
+        return DAMAGE.ZEROED if size == 0 and magic == 0 else DAMAGE.BAD_MAGIC
     topic_length_size = 1 if magic == MAGIC_V1 else 2
     fixed = FIXED_V1 - 1 + topic_length_size
     if size < fixed or size > left:
-        return _BAD_SIZE
+        return DAMAGE.BAD_SIZE
     if here < HEAD_SIZE:
         return r.NEED_MORE
-    flags = load_i32(at + AT_SYS_FLAG)
+    flags = load_i32(at + HEAD.sys_flag)
     hosts = 0
     if flags & BORN_V6:
         hosts += HOST_EXTRA
@@ -107,33 +97,33 @@ def check_frame(
         hosts += HOST_EXTRA
     fixed += hosts
     if size < fixed:
-        return _BAD_SIZE
-    if load_i64(at + AT_PHYSICAL_OFFSET) != base + position:
-        return _BAD_PHYSICAL_OFFSET
+        return DAMAGE.BAD_SIZE
+    if load_i64(at + HEAD.physical_offset) != base + position:
+        return DAMAGE.BAD_PHYSICAL_OFFSET
     if size > here:
         return r.NEED_MORE
     room = size - fixed
     body_at = BODY_AT_V4 + hosts
-    body_length = load_i32(at + body_at - TAIL_SIZE + AT_BODY_LENGTH)
+    body_length = load_i32(at + body_at - TAIL_SIZE + TAIL.body_length)
     if body_length < 0 or body_length > room:
-        return _BAD_BODY_LENGTH
+        return DAMAGE.BAD_BODY_LENGTH
     length_at = body_at + body_length
     topic_length = np.int64(np.int8(load_u8(at + length_at)))
     if topic_length_size == 2:
         topic_length = np.int64(load_i16(at + length_at))
     if topic_length < 0 or topic_length > room - body_length:
-        return _BAD_TOPIC_LENGTH
+        return DAMAGE.BAD_TOPIC_LENGTH
     topic_at = length_at + topic_length_size
     length_at = topic_at + topic_length
     props_length = np.int64(load_i16(at + length_at))
     if props_length < 0:
-        return _BAD_PROPERTIES_LENGTH
+        return DAMAGE.BAD_PROPERTIES_LENGTH
     if body_length + topic_length + props_length != room:
-        return _BAD_LENGTH_SUM
+        return DAMAGE.BAD_LENGTH_SUM
     if check_crc and body_length > 0:
         crc = crc32(crc_function, at + body_at, body_length) & CRC_MASK
-        if np.int64(crc) != np.int64(load_i32(at + AT_CRC)):
-            return _BAD_BODY_CRC
+        if np.int64(crc) != np.int64(load_i32(at + HEAD.body_crc)):
+            return DAMAGE.BAD_BODY_CRC
     row[r.POSITION] = position
     row[r.SIZE] = size
     row[r.BODY_AT] = body_at
@@ -151,12 +141,12 @@ def has_head(address: int, position: int, window: int, end: int, base: int) -> b
     if window - position < ENTRY_HEAD_SIZE:
         return False
     at = address + position
-    size = np.int64(load_i32(at + AT_ENTRY_SIZE))
+    size = np.int64(load_i32(at + _ENTRY_HEAD.size))
     return (
         load_i32(at) == ENTRY_MAGIC
         and ENTRY_HEAD_SIZE < size <= end - position
-        and load_i64(at + AT_ENTRY_POSITION) == base + position
-        and np.int64(load_i32(at + AT_ENTRY_BODY_SIZE)) == size - ENTRY_HEAD_SIZE
+        and load_i64(at + _ENTRY_HEAD.position) == base + position
+        and np.int64(load_i32(at + _ENTRY_HEAD.body_size)) == size - ENTRY_HEAD_SIZE
     )
 
 
@@ -200,7 +190,7 @@ def walk(
                     position = place
                     break
             elif window - position >= BLANK_SIZE and load_i32(address + position) == ENTRY_BLANK:
-                if np.int64(load_i32(address + position + AT_ENTRY_SIZE)) == end - position:
+                if np.int64(load_i32(address + position + _ENTRY_HEAD.size)) == end - position:
                     return count, position, r.BLANK
             elif window - position < ENTRY_HEAD_SIZE and window < end:
                 return count, position, r.NEED_MORE
@@ -235,11 +225,11 @@ def check_places(
     for i in range(places.shape[0]):
         place = places[i]
         if place < 0 or place >= end:
-            codes[i] = _TRUNCATED
+            codes[i] = DAMAGE.TRUNCATED
             continue
         code = check_frame(address, place, window, end, base, crc_function, check_crc, rows[count])
         if code == r.REACHED_STOP and sizes[i] != 0 and rows[count, r.SIZE] != sizes[i]:
-            code = _BAD_SIZE
+            code = DAMAGE.BAD_SIZE
         codes[i] = code
         if code == r.REACHED_STOP:
             count += 1
@@ -265,29 +255,29 @@ def find_frame(
     frame, return (stop, TRUNCATED).
     """
     position = start
-    last = min(stop, window - AT_MAGIC)
+    last = min(stop, window - HEAD.magic)
     while position < last:
-        if load_u8(address + position + AT_MAGIC) == MAGIC_FIRST:
+        if load_u8(address + position + HEAD.magic) == MAGIC_FIRST:
             if window - position < BLANK_SIZE:
                 if window < end:
                     return position, r.NEED_MORE
                 position += 1
                 continue
-            magic = load_i32(address + position + AT_MAGIC)
+            magic = load_i32(address + position + HEAD.magic)
             if magic == MAGIC_V1 or magic == MAGIC_V2:
                 code = check_frame(
                     address, position, window, end, base, crc_function, check_crc, row
                 )
                 if code == r.REACHED_STOP or code == r.NEED_MORE:
                     return position, code
-        elif position + 16 < last and load_raw64(address + position + AT_MAGIC) == 0:
+        elif position + 16 < last and load_raw64(address + position + HEAD.magic) == 0:
             # Preallocated files are full of zeros, so compare eight bytes at a time.
             position += 8
             continue
         position += 1
     if position < stop and window < end:
         return position, r.NEED_MORE
-    return stop, _TRUNCATED
+    return stop, DAMAGE.TRUNCATED
 
 
 @kernel

@@ -215,7 +215,7 @@ class _Work:
         log = open_log(self._disk, root, plan.log_folders, size)
         log.load()
         if log.bases:
-            log.truncate_to(plan.log_end, aside=quarantine(root, COMMIT_LOG))
+            log.truncate_to(plan.log_end)
         return log
 
     def _put_blank(self, path: Path, size: int) -> None:
@@ -264,9 +264,8 @@ class _Work:
         for queue in self._plan.queues:
             if queue.resume_at is None:
                 continue
-            form = queue_form(self._config, queue.key[0])
             entries: Iterable[tuple[int, QueueEntry]] = noted.get(queue.key, {}).items()
-            has_fillers = form.root == CONSUME_QUEUE
+            has_fillers = queue_form(self._config, queue.key[0]).root == CONSUME_QUEUE
             if has_fillers and (damage or ids) and queue.had_until > queue.keep_until:
                 start = self._plan.log_start
                 disk = ConsumeQueue(layout, *queue.key, log_min_offset=start, files=files)
@@ -276,9 +275,8 @@ class _Work:
                 for offset, entry in entries
                 if queue.keep_until <= offset < queue.end and is_kept(entry)
             }
-            aside = quarantine(self._root, form.root, queue.key[0], str(queue.key[1]))
             self._mendings[queue.key] = Mending(
-                queue.resume_at, kept, aside, queue.moved, max(MOST_GAP, queue.largest_gap)
+                queue.resume_at, kept, queue.moved, max(MOST_GAP, queue.largest_gap)
             )
         save_kept(
             self._disk,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from logquarry.disk.config_file import DELAY_OFFSETS, config_file
+from logquarry.disk.config_file import DELAY_OFFSETS, ConfigFile
 from logquarry.disk.disk import Disk
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
@@ -97,7 +97,7 @@ class DelayProgress:
     def __init__(self, disk: Disk, root: Path, sync_log: Callable[[], object]) -> None:
         self._disk = disk
         self._sync_log = sync_log
-        self._file = config_file(disk, root, DELAY_OFFSETS)
+        self._file = ConfigFile(disk, root, DELAY_OFFSETS)
         self._mark_path = root / SIDECAR / MARK_FILE
         self._saved: Progress | None = None
 
