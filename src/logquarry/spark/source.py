@@ -56,6 +56,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def _parsed(given: Mapping[str, str], *, is_stream: bool = False) -> ReadOptions:
+    options = parse_read_options(given, is_stream=is_stream)
+    for remark in options.remarks:
+        logger.warning("%s: %s", FORMAT, remark)
+    return options
+
+
 class _Reader(Packaged, DataSourceStreamReader):
     """Base class of the stream readers.
 
@@ -72,10 +79,7 @@ class _Reader(Packaged, DataSourceStreamReader):
     @cached_property
     def _options(self) -> ReadOptions:
         with without_traceback():
-            options = parse_read_options(self._given, is_stream=True)
-        for remark in options.remarks:
-            logger.warning("%s: %s", FORMAT, remark)
-        return options
+            return _parsed(self._given, is_stream=True)
 
     @property
     def _columns(self) -> tuple[str, ...]:
@@ -189,9 +193,7 @@ class RocketMQDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make a batch reader of the columns of `schema`: all or some, in any order."""
         with without_traceback():
-            options = parse_read_options(self.options)
-            for remark in options.remarks:
-                logger.warning("%s: %s", FORMAT, remark)
+            options = _parsed(self.options)
             return RocketMQReader(options, checked(schema, options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
@@ -201,19 +203,24 @@ class RocketMQDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Make a writer that puts the rows of a batch into stores."""
-        from logquarry.spark.sink import batch_writer
+        from logquarry.spark import sink
 
         with without_traceback():
-            return batch_writer(self.options, schema, overwrite)
+            found = sink.checked_write_options(self.options, schema, overwrite, is_stream=False)
+            return sink.RocketMQWriter(found.plan, found.load_id())
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamArrowWriter:
-        """Make a writer that puts the batches of a stream into stores."""
-        from logquarry.spark.sink import stream_writer
+        """Make a writer that puts the batches of a stream into stores.
+
+        Spark calls this method again for each commit.
+        """
+        from logquarry.spark import sink
 
         with without_traceback():
-            return stream_writer(self.options, schema, overwrite)
+            found = sink.checked_write_options(self.options, schema, overwrite, is_stream=True)
+            return sink.RocketMQStreamWriter(found.plan, found.app)
 
 
 class RocketMQReader(Packaged, DataSourceReader):
@@ -341,9 +348,7 @@ def read(spark: SparkSession, path: StorePath | Sequence[StorePath], **options: 
 def _text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str | int):
-        return str(value)
-    if isinstance(value, PurePath):
+    if isinstance(value, str | int | PurePath):
         return str(value)
     if isinstance(value, list | tuple):
         return json.dumps(list(value))
@@ -362,9 +367,7 @@ def _by_map(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
         )
     context = context_of(spark)
     use_this_python(context)
-    options = parse_read_options(given)
-    for remark in options.remarks:
-        logger.warning("%s: %s", FORMAT, remark)
+    options = _parsed(given)
     struct = struct_of(options)
     tasks = [(pickle.dumps(task),) for task in plan_tasks(options, checked(struct, options))]
     # Each partition runs one task. If the read has no task, make one empty partition.
