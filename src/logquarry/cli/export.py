@@ -302,7 +302,7 @@ def export(
         return
     # Check paths and configuration before Spark starts: the start takes seconds, and the user sees
     # an error at once.
-    paths = [path for path, _, _ in open_stores(replace(read, paths=stores))]
+    paths = [layout.root for layout in open_stores(replace(read, paths=stores)).values()]
     with with_spark.session_if_installed(spark_master) as session, full_disk_of(target):
         done = with_spark.export(out, session, paths, target, read, folders)
     messages.report_damage(out, done.summary.damage, read.on_damage)

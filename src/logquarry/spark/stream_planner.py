@@ -33,9 +33,16 @@ from logquarry.read.bulk import warn_of_unknown_topics
 from logquarry.read.log_end import LogFrontier, last_entries
 from logquarry.read.selection import ReadPlan, Selection, time_range
 from logquarry.spark.options import FORMAT, ReadOptions
-from logquarry.spark.quarantine import check_quarantine
 from logquarry.spark.stream_admission import Backlog, StreamOffset, by_bytes, by_rows
-from logquarry.spark.tasks import ReadTask, check_brokers, check_start, even_size, for_workers, lost
+from logquarry.spark.tasks import (
+    ReadTask,
+    check_brokers,
+    check_start,
+    even_size,
+    for_workers,
+    lost,
+    open_layouts,
+)
 
 _LEVELS_SECONDS: Final = 60.0
 """Seconds for which the delay levels that were inferred from a store are cached."""
@@ -164,12 +171,7 @@ class StreamPlanner:
     def _layouts(self) -> dict[str, StoreLayout]:
         """Open the stores that exist now: a glob can match more stores than at the last call."""
         options = self._options
-        found = stores_by_name(options.paths, options.storage_options)
-        check_quarantine(options, found)
-        return {
-            broker: StoreLayout.open(location, options.config, options.storage_options)
-            for broker, location in found.items()
-        }
+        return open_layouts(options, stores_by_name(options.paths, options.storage_options))
 
     def _frontier(self, broker: str) -> LogFrontier:
         skips = self._options.on_damage == "skip"

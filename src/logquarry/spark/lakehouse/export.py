@@ -94,7 +94,7 @@ class TableExport:
     def check(self) -> None:
         """Check stores and destination without changing a file."""
         read, table = self.target.read, self.target.table
-        locations = [location for location, _, _ in open_stores(read)]
+        locations = [layout.root for layout in open_stores(read).values()]
         check_apart(self.folder.location, locations, read.config)
         if (letters := self.target.dead_letters) is not None:
             check_apart(letters.folder.location, locations, read.config)
