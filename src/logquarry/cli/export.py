@@ -215,7 +215,6 @@ def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
     "kind",
     type=click.Choice(["parquet", "jsonl", *KINDS]),
     default="parquet",
-    show_default=True,
     help="delta and iceberg need Spark.",
 )
 @click.option(

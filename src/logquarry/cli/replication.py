@@ -174,7 +174,6 @@ def show_status(out: Output, waiting: Held, line: Callable[[], str | None]) -> N
     "--acknowledge",
     type=click.Choice(["flushed", "received"]),
     default="flushed",
-    show_default=True,
     help="Acknowledge bytes when they are on the disk (flushed), or in memory, as RocketMQ does "
     "(received).",
 )
@@ -326,7 +325,6 @@ class _Line:
     "--listen",
     metavar="HOST:PORT",
     default="127.0.0.1:10912",
-    show_default=True,
     help="Address for slaves. Port 0: the system chooses a free port.",
 )
 @click.option(
@@ -351,7 +349,6 @@ class _Line:
     "--max-connections",
     type=click.IntRange(1),
     default=16,
-    show_default=True,
     help="Maximum number of slaves at the same time.",
 )
 @click.option(
