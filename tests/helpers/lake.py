@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 import logquarry as lq
-from logquarry.spark.lakehouse.advance import Work
-from logquarry.spark.lakehouse.export import TableExport, TableSummary, delta_export, iceberg_export
+from logquarry.spark.lakehouse.advance import TableSummary, Work
+from logquarry.spark.lakehouse.export import TableExport, delta_export, iceberg_export
 from logquarry.spark.lakehouse.write import TableResult
 from logquarry.spark.tasks import ReadTask
 

@@ -18,8 +18,8 @@ from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
     from logquarry.log.batches import OnDamage
-    from logquarry.spark.lakehouse.advance import Done
-    from logquarry.spark.lakehouse.export import TableExport, TableSummary
+    from logquarry.spark.lakehouse.advance import TableSummary
+    from logquarry.spark.lakehouse.export import TableExport
     from logquarry.spark.options import ReadOptions
 
 
@@ -178,7 +178,7 @@ def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
     follow = export.options.follow
     where = export.target.table.folder.location
 
-    def note_commit(done: Done) -> None:
+    def note_commit(done: TableSummary) -> None:
         out.note(
             f"{where}: {text.plural(done.summary.total.messages, 'message')} in "
             f"{text.plural(done.commits, 'commit')} so far"

@@ -96,23 +96,33 @@ class Target:
         return letters
 
 
-@dataclass(slots=True)
-class Done:
-    """Totals of all steps.
+@dataclass(kw_only=True)
+class TableSummary:
+    """The result of one call of an export to a table; while the export runs, its totals so far.
 
-    `is_stopped` is true if damage has ended the export (on_damage="stop").
+    `dead_messages` counts the undecodable bodies.
     """
 
-    summary: Summary = field(default_factory=Summary)
+    location: str
+    dead_letters: str | None
     files: int = 0
     bytes: int = 0
+    summary: Summary = field(default_factory=Summary)
     dead_messages: int = 0
     commits: int = 0
-    is_stopped: bool = False
+    seconds: float = 0.0
+
+    @property
+    def messages(self) -> int:
+        """Number of messages added to the table."""
+        return self.summary.total.messages
 
 
 class Advance:
-    """The export into one table."""
+    """The export into one table.
+
+    `is_stopped` is true if damage has ended the export (on_damage="stop").
+    """
 
     def __init__(self, target: Target, run: Run, run_tasks: RunTasks) -> None:
         self._target = target
@@ -120,7 +130,12 @@ class Advance:
         self._run_tasks = run_tasks
         self._identity = target.identity
         self._decoder: BodyDecoder | None = None
-        self.done = Done()
+        self.is_stopped = False
+        letters = target.dead_letters
+        self.done = TableSummary(
+            location=target.table.folder.location,
+            dead_letters=None if letters is None else letters.folder.location,
+        )
         self._state = state = target.table.look()
         places = stores_by_name(target.read.paths, target.read.storage_options)
         self._committed: dict[str, int] = {}
@@ -210,7 +225,7 @@ class Advance:
         """
         read = self._target.read
         end = self._planner.latest(self._at, Limits(read.max_bytes, read.max_rows))
-        if self.done.is_stopped or self._marks(end) == self._marks(self._at):
+        if self.is_stopped or self._marks(end) == self._marks(self._at):
             return False
         tasks = self._planner.tasks(self._at, end)
         if not self._can_decode(tasks):
@@ -245,10 +260,10 @@ class Advance:
             self._run.give_up()
             raise
         self._at = end
-        self.done.is_stopped = bool(stops)
+        self.is_stopped = bool(stops)
         self.done.files += len(files)
         self.done.bytes += sum(file.bytes for file in files)
-        self.done.dead_messages += sum(result.dead_messages for result in kept)
+        self.done.dead_messages += sum(file.rows for file in dead)
         self.done.summary = Summary.of([self.done.summary, *(result.summary for result in kept)])
         return True
 

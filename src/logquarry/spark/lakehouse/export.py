@@ -16,7 +16,7 @@ from logquarry.log.location import Stores
 from logquarry.spark.decode import DecodeOptions, parse_decode_options
 from logquarry.spark.export import check_apart, read_options
 from logquarry.spark.jobs import run_tasks
-from logquarry.spark.lakehouse.advance import Advance, Done, RunTasks, Target, Work
+from logquarry.spark.lakehouse.advance import Advance, RunTasks, TableSummary, Target, Work
 from logquarry.spark.lakehouse.table import DEAD_LETTERS, Table
 from logquarry.spark.lakehouse.write import (
     CONTROL,
@@ -28,7 +28,7 @@ from logquarry.spark.lakehouse.write import (
 )
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.output import OutputFolder
-from logquarry.spark.parquet import Summary, check_partition_columns
+from logquarry.spark.parquet import check_partition_columns
 from logquarry.spark.tasks import ReadTask, open_stores
 from logquarry.units import Progress
 
@@ -38,25 +38,6 @@ if TYPE_CHECKING:
 DEFAULT_TABLE: Final = "logquarry.messages"
 DEFAULT_INTERVAL: Final = 10.0
 """Seconds between two steps of an export that follows the stores."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableSummary:
-    """The result of one call of an export to a table; `dead_messages` counts undecodable bodies."""
-
-    location: str
-    dead_letters: str | None
-    files: int
-    bytes: int
-    summary: Summary
-    dead_messages: int
-    commits: int
-    seconds: float
-
-    @property
-    def messages(self) -> int:
-        """Number of messages added to the table."""
-        return self.summary.total.messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +90,7 @@ class TableExport:
         spark: SparkSession,
         *,
         progress: Progress | None = None,
-        on_commit: Callable[[Done], None] | None = None,
+        on_commit: Callable[[TableSummary], None] | None = None,
     ) -> TableSummary:
         """Run the export on Spark; see :func:`export_delta`."""
 
@@ -122,44 +103,28 @@ class TableExport:
         return self.run_with(on_spark, on_commit=on_commit)
 
     def run_with(
-        self, run: RunTasks, *, on_commit: Callable[[Done], None] | None = None
+        self, run: RunTasks, *, on_commit: Callable[[TableSummary], None] | None = None
     ) -> TableSummary:
         """Run the export; ``run`` is a function that runs tasks."""
         began = time.monotonic()
         self.check()
-        done = self._advance(run, on_commit)
-        letters = self.target.dead_letters
-        return TableSummary(
-            location=self.target.table.folder.location,
-            dead_letters=None if letters is None else letters.folder.location,
-            files=done.files,
-            bytes=done.bytes,
-            summary=done.summary,
-            dead_messages=done.dead_messages,
-            commits=done.commits,
-            seconds=time.monotonic() - began,
-        )
-
-    def _advance(self, run_tasks: RunTasks, on_commit: Callable[[Done], None] | None) -> Done:
-        target = self.target
+        target, follow = self.target, self.options.follow
         tables = [target.table, *([target.dead_letters] if target.dead_letters else [])]
-        run = Run(self.folder, tables)
-        run.begin()
-        try:
-            steps = Advance(target, run, run_tasks)
-            if not self.options.follow:
+        own = Run(self.folder, tables)
+        with own.locked():
+            steps = Advance(target, own, run)
+            if not follow:
                 steps.to_what_is_there()
             while True:
                 while steps.step():
                     if on_commit is not None:
                         on_commit(steps.done)
-                if not self.options.follow or steps.done.is_stopped:
+                if not follow or steps.is_stopped:
                     break
                 time.sleep(self.options.interval)
             steps.settle()
-            return steps.done
-        finally:
-            run.end()
+        steps.done.seconds = time.monotonic() - began
+        return steps.done
 
 
 # ------------------------------------------------------------------------------------------ Delta
@@ -171,7 +136,7 @@ def export_delta(
     *,
     table_storage_options: Mapping[str, str] | None = None,
     progress: Progress | None = None,
-    on_commit: Callable[[Done], None] | None = None,
+    on_commit: Callable[[TableSummary], None] | None = None,
     **table_options: Any,
 ) -> TableSummary:
     """Add the messages of stores to a Delta table, each exactly once.
@@ -234,7 +199,7 @@ def export_iceberg(
     table: str = DEFAULT_TABLE,
     catalog: Mapping[str, str] | None = None,
     progress: Progress | None = None,
-    on_commit: Callable[[Done], None] | None = None,
+    on_commit: Callable[[TableSummary], None] | None = None,
     **table_options: Any,
 ) -> TableSummary:
     """Add the messages of stores to an Iceberg table, each exactly once, like :func:`export_delta`.

@@ -26,6 +26,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -57,12 +58,11 @@ _LONGEST_WORD: Final = 60
 
 @dataclass(frozen=True, kw_only=True)
 class TableResult:
-    """The result of one task; `dead_messages` counts the new dead letters."""
+    """The result of one task; `dead` are the files of the new dead letters."""
 
     files: tuple[TableFile, ...]
     dead: tuple[TableFile, ...]
     summary: Summary
-    dead_messages: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,6 @@ class TableWriter:
             files=tuple(_as_table_file(self.folder, file, self.partition_by) for file in written),
             dead=dead_files,
             summary=summary,
-            dead_messages=sum(file.rows for file in dead_files),
         )
 
     def _needed(self) -> tuple[str, ...]:
@@ -313,21 +312,17 @@ class Run:
         self._lock: int | None = None
         self.name = ""
 
-    def begin(self) -> None:
+    @contextmanager
+    def locked(self) -> Iterator[None]:
         """Lock the destination; remove the files of crashed runs if no table owns the files."""
         self._folder.make()
         self._lock = self._folder.lock()
         try:
             self._clear()
-        except BaseException:
-            self.end()
-            raise
-
-    def end(self) -> None:
-        """Release the lock."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+            yield
+        finally:
+            if self._lock is not None:
+                os.close(self._lock)
 
     def begin_commit(self, marks: Marks, table_id: str | None) -> None:
         """Write the note of the next commit; call before the first file is written.
