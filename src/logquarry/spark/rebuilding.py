@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -58,6 +58,9 @@ from logquarry.write.queue_writer import MOST_GAP, parts_with_copies
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _NOTES: Final = "rebuilt"
 """Folder in `.logquarry/` of ``into``. It contains one note for each rebuilt store. The note has
@@ -211,15 +214,10 @@ class _GivenUp(Exception):
     """Cancels a rebuild after Ctrl-C, or after the rebuild of another store failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Local:
-    """Consecutive frames whose entries the driver writes, because the tasks cannot write them."""
-
-    run: Run
-    summary: FoundRun
-
-
-_Piece = FoundRun | _Local
+_Piece = tuple[FoundRun, Run | None]
+"""Consecutive valid frames: their facts, and the frames themselves if the tasks cannot write their
+entries. The driver then writes these entries.
+"""
 
 
 @dataclass(frozen=True)
@@ -244,15 +242,7 @@ class _SparkBuild:
         for name in job.names:
             job.disk.make_folders(job.folder / name)
         parts_of_log = list(tiles(job.layout, self.split_size))
-        found = run_tasks(
-            self.spark,
-            "rebuild: look",
-            parts_of_log,
-            partial(_find, *self._store),
-            weight=_length,
-            progress=self._stage(0),
-            pause=self.pause,
-        )
+        found = self._run(0, "look", parts_of_log, partial(_find, *self._store), _length)
         guesses = [run for runs in found for run in runs]
         pieces = [self._piece(run) for run in job.log.guided_runs(guesses)]
         queues = job.queue_files()
@@ -262,48 +252,56 @@ class _SparkBuild:
             return Built(queues)
         return self._build_index(queues, pieces)
 
-    def _stage(self, number: int) -> Progress | None:
+    def _run(
+        self,
+        stage: int,
+        name: str,
+        tasks: Sequence[T],
+        work: Callable[[int, T], R],
+        weight: Callable[[T], int],
+    ) -> list[R]:
         progress = self.progress
-        if progress is None:
-            return None
 
         def report(done: int, total: int) -> None:
-            progress(number * total + done, _STAGES * total)
+            assert progress is not None
+            progress(stage * total + done, _STAGES * total)
 
-        return report
+        return run_tasks(
+            self.spark,
+            f"rebuild: {name}",
+            tasks,
+            work,
+            weight=weight,
+            progress=None if progress is None else report,
+            pause=self.pause,
+        )
 
     def _piece(self, run: Run | FoundRun) -> _Piece:
         if isinstance(run, FoundRun):
-            return run
+            return run, None
         summary = FoundRun(self.job.config, run.start, run.end)
         for window, followed in follow_run(self._follower, run):
             summary(window, followed)
-        return _Local(run, summary)
+        return summary, run
 
     # ---------------------------------------------------------------------------------- queues
     def _build_queues(self, queues: QueueFiles, pieces: list[_Piece]) -> None:
-        summaries = [piece if isinstance(piece, FoundRun) else piece.summary for piece in pieces]
+        summaries = [summary for summary, _ in pieces]
         keys = {key for summary in summaries for key in summary.queues}
         harmed, odd = parts.find_harmed(self.job.layout, self.job.config, self.job.old, summaries)
         odd |= parts.odd_queues((summary.queues for summary in summaries), MOST_GAP)
         odd |= {key for key in keys if topic_fault(key) is not None}
-        run_tasks(
-            self.spark,
-            "rebuild: queues",
-            _grouped([piece for piece in pieces if isinstance(piece, FoundRun)], self.split_size),
-            partial(_write_entries, *self._store, self.job.folder / CONSUME_QUEUE, odd),
-            weight=lambda spans: sum(map(_length, spans)),
-            progress=self._stage(1),
-            pause=self.pause,
-        )
-        for piece in pieces:
-            if isinstance(piece, _Local):
-                for window, followed in follow_run(self._follower, piece.run):
+        groups = _grouped([summary for summary, run in pieces if run is None], self.split_size)
+        write = partial(_write_entries, *self._store, self.job.folder / CONSUME_QUEUE, odd)
+        self._run(1, "queues", groups, write, lambda spans: sum(map(_length, spans)))
+        for summary, run in pieces:
+            if run is not None:
+                for window, followed in follow_run(self._follower, run):
                     found = parts_with_copies(window, followed, self.job.config)
                     queues.add(placed(found, harmed))
                 continue
-            self._add_odd(queues, piece, odd, harmed)
-            for key, segments in piece.queues.items():
+            self._add_odd(queues, summary, odd, harmed)
+            for key, segments in summary.queues.items():
                 if key not in odd:
                     for first, stop in segments or ():
                         queues.reserve(key, first, stop)
@@ -329,33 +327,20 @@ class _SparkBuild:
         job, shape = self.job, self.job.config.index_shape
         assert shape is not None
         count = KeyCount(shape)
-        for piece in pieces:
-            if isinstance(piece, FoundRun):
-                source = KeySource(piece.start, piece.end, 0, piece.keys)
-                count.add(source, ends_with_key=piece.ends_with_key)
-                continue
-            summary = piece.summary
-            found = [
-                parts.keys_of(followed) for _, followed in follow_run(self._follower, piece.run)
-            ]
-            offsets, times, hashes = (np.concatenate(values) for values in zip(*found, strict=True))
-            source = KeySource(
-                summary.start, summary.end, 0, summary.keys, (offsets, times, hashes)
-            )
+        for summary, run in pieces:
+            own = None
+            if run is not None:
+                found = [parts.keys_of(part) for _, part in follow_run(self._follower, run)]
+                offsets, times, hashes = map(np.concatenate, zip(*found, strict=True))
+                own = offsets, times, hashes
+            source = KeySource(summary.start, summary.end, 0, summary.keys, own)
             count.add(source, ends_with_key=summary.ends_with_key)
         files, name = [], ""
         for number, sources in enumerate(count.files()):
             name = next_name(name, job.clock())
             files.append(_IndexFile(job.folder / INDEX / name, tuple(sources), number == 0))
-        run_tasks(
-            self.spark,
-            "rebuild: index",
-            files,
-            partial(_write_index, *self._store),
-            weight=lambda file: sum(source.take for source in file.sources),
-            progress=self._stage(2),
-            pause=self.pause,
-        )
+        write = partial(_write_index, *self._store)
+        self._run(2, "index", files, write, lambda f: sum(source.take for source in f.sources))
         job.disk.sync_names(job.folder / INDEX)
         return Built(queues, len(files), count.keys)
 
