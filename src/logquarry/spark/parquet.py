@@ -224,22 +224,14 @@ def write_task(
     exact = "properties" in task.columns
     files = PartedFiles(folder, task.broker, columns, name, tuple(partition_by), exact)
     damage = DamageLog()
-    summary = Summary()
     # The manifest needs these columns, even if the user did not select them.
     needed = [*TALLY_COLUMNS, "physical_offset"]
     needed += [EXACT_PROPERTIES.name] if exact else []
     more = [name for name in needed if name not in task.columns]
     read = replace(task, columns=(*task.columns, *more))
-    for rows in chunks(read_batches(read, damage), in_one=bool(partition_by)):
-        summary.add_rows(rows)
-        files.add(rows)
-        del rows
-    written = files.close()
-    for file in written:
-        # Sync in the task. If the commit did it, one process would wait for the bytes of all tasks.
-        folder.sync(file.staged)
+    summary = files.add_all(read_batches(read, damage))
     summary.damage = damage.spans
-    return TaskResult(files=written, summary=summary)
+    return TaskResult(files=files.close(), summary=summary)
 
 
 def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> WrittenFile:
@@ -311,6 +303,15 @@ class PartedFiles:
     _staged: list[str] = field(default_factory=list)
     _written: list[WrittenFile] = field(default_factory=list)
 
+    def add_all(self, batches: Iterator[pa.RecordBatch]) -> Summary:
+        """Write all rows of batches, and count them; see :meth:`add`."""
+        summary = Summary()
+        for rows in chunks(batches, in_one=bool(self.partition_by)):
+            summary.add_rows(rows)
+            self.add(rows)
+            del rows
+        return summary
+
     def add(self, rows: pa.Table) -> None:
         """Write rows, which need ``physical_offset`` and the columns of the files."""
         for values, part in _parted(rows, self.partition_by):
@@ -324,9 +325,13 @@ class PartedFiles:
             del part
 
     def close(self) -> tuple[WrittenFile, ...]:
-        """Complete all files and return them, sorted by path."""
+        """Complete and sync all files, and return them, sorted by path."""
         while self._open:
             self._close(next(iter(self._open)))
+        for file in self._written:
+            # Sync in the task, before the commit. Otherwise a power cut could remove a file that
+            # the manifest or the table lists, or the commit would wait for the bytes of all tasks.
+            self.folder.sync(file.staged)
         return tuple(sorted(self._written, key=lambda file: file.path))
 
     def remove_all(self) -> None:

@@ -301,7 +301,7 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
     quarantine = None
     if options.quarantine_path is not None:
         folder = OutputFolder(options.quarantine_path, options.storage_options)
-        quarantine = Quarantine(folder, task.broker)
+        quarantine = Quarantine(folder, task.broker, layout)
     bad_bodies = BadBodies(layout, options.on_damage, seen)
     decoding = Decoding(
         columns=names,
@@ -309,13 +309,13 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
         delay_levels_ms=task.delay_levels_ms,
         decompress=options.decompress,
         decompress_limit=options.config.decompress_limit,
-        on_bad_body=bad_bodies if quarantine is None else quarantine.of_bodies(layout, bad_bodies),
+        on_bad_body=bad_bodies if quarantine is None else quarantine.of_bodies(bad_bodies),
     )
     try:
         for part in plan.parts:
             events = _not_deleted(task, layout, part, check_crc="body" in names)
             if quarantine is not None:
-                events = _kept(events, layout, quarantine, live=plan.live)
+                events = _kept(events, quarantine, live=plan.live)
             wanted = filter_of(plan, part)
             runs = message_runs(
                 events, options.on_damage, seen, limit=options.config.decompress_limit
@@ -328,14 +328,12 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
         raise StoreNotFound(f"{error.filename or layout.root}: {error.strerror}") from error
 
 
-def _kept(
-    events: Iterator[Event], layout: StoreLayout, quarantine: Quarantine, *, live: bool
-) -> Iterator[Event]:
+def _kept(events: Iterator[Event], quarantine: Quarantine, *, live: bool) -> Iterator[Event]:
     for event in events:
         # In a log that a broker is writing, a torn tail is a message that the broker has not
         # finished.
         if isinstance(event, DamagedSpan) and not (live and event.is_tail):
-            quarantine.keep(layout, event)
+            quarantine.keep(event)
         yield event
 
 

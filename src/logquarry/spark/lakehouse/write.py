@@ -40,7 +40,7 @@ from logquarry.log.schema import EXACT_PROPERTIES
 from logquarry.log.splits import LogSplit
 from logquarry.spark.lakehouse.table import Marks, Table, TableFile
 from logquarry.spark.output import OutputFolder
-from logquarry.spark.parquet import TALLY_COLUMNS, PartedFiles, Summary, WrittenFile, chunks
+from logquarry.spark.parquet import TALLY_COLUMNS, PartedFiles, Summary, WrittenFile
 from logquarry.spark.tasks import ReadTask, read_batches
 
 if TYPE_CHECKING:
@@ -101,7 +101,6 @@ class TableWriter:
             exact="properties" in self.columns,
         )
         damage = DamageLog()
-        summary = Summary()
         letters = _DeadLetters(self, task)
         # Read native columns, which partitioning and counting need; Kafka's columns are added
         # below.
@@ -110,11 +109,7 @@ class TableWriter:
         if self.is_kafka:
             batches = map(self._with_kafka, batches)
         try:
-            whole = letters.sorted_out(batches)
-            for rows in chunks(whole, in_one=bool(self.partition_by)):
-                summary.add_rows(rows)
-                files.add(rows)
-                del rows
+            summary = files.add_all(letters.sorted_out(batches))
             written, dead_files = files.close(), letters.close()
         except BaseException:
             # Remove the files, because a later attempt of the task uses other file names.
@@ -261,8 +256,6 @@ def _plain(value: Any) -> str:
 def _as_table_file(
     folder: OutputFolder, file: WrittenFile, partition_by: Sequence[str]
 ) -> TableFile:
-    # Sync before the commit: otherwise a power cut could remove a file that the table lists.
-    folder.sync(file.path)
     return TableFile(
         path=file.path,
         rows=file.rows,
