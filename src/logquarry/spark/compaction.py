@@ -187,14 +187,9 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
         folder.remove_folder(staging)
         raise
     before = [file for group in chosen for file in group]
-    intent = output.CompactionIntent(
-        staging=staging,
-        moves=[(file.path, _final(file.path, staging)) for file in made],
-        removed=[file.path for file in before],
-        manifest=new,
-    )
+    moves = [(file.path, _final(file.path, staging)) for file in made]
     with held():
-        intent.commit(folder)
+        output.commit_compaction(folder, staging, moves, [file.path for file in before], new)
     return Compaction.of(before, made)
 
 

@@ -24,7 +24,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -383,47 +382,39 @@ def written_path(folder: OutputFolder, name: str, path: Any) -> str:
 
 
 # ------------------------------------------------------------------------------------- compaction
-@dataclass(frozen=True, kw_only=True)
-class CompactionIntent:
-    """The intent of a compaction: new files, and the old files to remove.
+def commit_compaction(
+    folder: OutputFolder,
+    staging: str,
+    moves: Sequence[tuple[str, str]],
+    removed: Sequence[str],
+    manifest: Mapping[str, Any],
+) -> None:
+    """Write the intent of a compaction, then complete it; call after the sync of the new files.
 
-    `moves` holds (staged path, final path) of each new file; `manifest` is the new manifest.
+    Args:
+        moves: (staged path, final path) of each new file.
+        removed: the old files to remove.
+        manifest: the new manifest.
     """
-
-    staging: str
-    moves: Sequence[tuple[str, str]]
-    removed: Sequence[str]
-    manifest: Mapping[str, Any]
-
-    def commit(self, folder: OutputFolder) -> None:
-        """Write the intent, then complete the compaction; call after the sync of the new files."""
-        before = {entry["path"] for entry in self.manifest["files"]}
-        intent = {
-            "written_by": WRITTEN_BY,
-            "files": sorted({*before, *self.removed}),
-            _COMPACTION: {
-                "staging": self.staging,
-                "moves": [list(move) for move in self.moves],
-                "removed": list(self.removed),
-                "manifest": dict(self.manifest),
-            },
-        }
-        try:
-            folder.write_json(INTENT, intent, by_way_of=f"{self.staging}/{INTENT}")
-        except OSError:
-            if folder.read_json(INTENT) is None:
-                folder.remove_folder(self.staging)
-            raise
-        try:
-            finish_compaction(folder)
-        except OSError as error:
-            raise failed_commit(
-                folder,
-                "while the compaction moved its files into place",
-                "Run the compaction again, which completes it. It needs the files that stay in "
-                f"{self.staging}",
-                error,
-            ) from error
+    before = {entry["path"] for entry in manifest["files"]}
+    plan = {"staging": staging, "moves": moves, "removed": removed, "manifest": manifest}
+    files = sorted({*before, *removed})
+    intent = {"written_by": WRITTEN_BY, "files": files, _COMPACTION: plan}
+    try:
+        folder.write_json(INTENT, intent, by_way_of=f"{staging}/{INTENT}")
+    except OSError:
+        if folder.read_json(INTENT) is None:
+            folder.remove_folder(staging)
+        raise
+    try:
+        finish_compaction(folder)
+    except OSError as error:
+        raise failed_commit(
+            folder,
+            "while the compaction moved its files into place",
+            f"Run the compaction again, which completes it. It needs the files in {staging}",
+            error,
+        ) from error
 
 
 def finish_compaction(folder: OutputFolder) -> bool:
