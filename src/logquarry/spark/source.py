@@ -43,6 +43,7 @@ from logquarry.spark.columns import (
 )
 from logquarry.spark.jobs import context_of
 from logquarry.spark.options import FORMAT, ReadOptions, parse_read_options
+from logquarry.spark.stream_admission import StreamOffset
 from logquarry.spark.stream_planner import Limits, StreamPlanner, UnlimitedPlanner
 from logquarry.spark.tasks import ReadTask, open_stores, plan_tasks
 from logquarry.spark.worker import Packaged, without_traceback
@@ -93,7 +94,7 @@ class _Reader(Packaged, DataSourceStreamReader):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the offset at which a new query starts."""
         with without_traceback():
-            return self._planner.initial()
+            return self._planner.initial().to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Plan one partition for each task.
@@ -104,7 +105,8 @@ class _Reader(Packaged, DataSourceStreamReader):
                 the checkpoint recorded.
         """
         with without_traceback():
-            return [InputPartition(task) for task in self._planner.tasks(start, end)]
+            offsets = StreamOffset.from_json(start), StreamOffset.from_json(end)
+            return [InputPartition(task) for task in self._planner.tasks(*offsets)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the messages of a partition as Arrow batches.
@@ -132,7 +134,8 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the offset at which the next batch ends."""
         with without_traceback():
-            return self._planner.latest(start, self._limits(limit))
+            offset = StreamOffset.from_json(start)
+            return self._planner.latest(offset, self._limits(limit)).to_json()
 
     def _limits(self, limit: ReadLimit) -> Limits:
         # Trigger.Once passes ReadAllAvailable and ignores the limits of the options.
@@ -166,7 +169,7 @@ class RocketMQUnlimitedReader(_Reader):
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
         """Return the offset at which the next batch ends: the current ends of the logs."""
         with without_traceback():
-            return self._planner.newest_end()
+            return self._planner.newest_end().to_json()
 
 
 class RocketMQDataSource(DataSource):

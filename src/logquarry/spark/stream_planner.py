@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -64,14 +64,14 @@ class StreamPlanner:
         self._columns = tuple(columns)
         self._frontiers: dict[str, LogFrontier] = {}
         self._levels: dict[str, tuple[float, tuple[int, ...]]] = {}
-        self._initial: dict[str, Any] | None = None
+        self._initial: StreamOffset | None = None
         self._targets: dict[str, int] | None = None
         self._latest: dict[str, int] = {}
         self._reported: set[str] = set()
 
     # ------------------------------------------------------------------------- offsets and tasks
-    def initial(self) -> dict[str, Any]:
-        """Return the offset at which a new query starts, in its JSON form.
+    def initial(self) -> StreamOffset:
+        """Return the offset at which a new query starts.
 
         Later calls return the result of the first call, so "latest" means the log's end at the time
         of the first call.
@@ -93,17 +93,16 @@ class StreamPlanner:
             if firsts:
                 queues[broker] = firsts
             starts[broker] = self._first_offset(broker, layout, firsts)
-        offset = StreamOffset(brokers=starts, since_ms=self._options.wanted.since_ms, queues=queues)
-        self._initial = offset.to_json()
+        since = self._options.wanted.since_ms
+        self._initial = StreamOffset(brokers=starts, since_ms=since, queues=queues)
         return self._initial
 
-    def latest(self, start: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+    def latest(self, start: StreamOffset, limits: Limits) -> StreamOffset:
         """Return the end of the batch that begins at ``start``; ``start`` if no message is new."""
-        offset = StreamOffset.from_json(start)
         layouts = self._layouts()
         backlogs: dict[str, Backlog] = {}
         for broker, layout in layouts.items():
-            known = offset.brokers.get(broker)
+            known = start.brokers.get(broker)
             end = self._frontier(broker).end_of(layout, known)
             self._latest[broker] = end
             if known is not None and end < known:
@@ -117,21 +116,20 @@ class StreamPlanner:
             begin = max(layout.commit_log.start, known or 0)
             if begin < end:
                 backlogs[broker] = Backlog(layout, begin, end)
-        for broker in offset.brokers.keys() - layouts.keys():
+        for broker in start.brokers.keys() - layouts.keys():
             self._lose(broker, f"the store of broker {broker!r} no longer exists")
-        moved = self._admitted(backlogs, limits, offset)
+        moved = self._admitted(backlogs, limits, start)
         if not moved:
-            return dict(start)
-        first = offset.brokers if start == self._initial and self._moves else None
-        return replace(offset.moved(moved), first=first).to_json()
+            return start
+        first = start.brokers if start == self._initial and self._moves else None
+        return replace(start.moved(moved), first=first)
 
-    def tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ReadTask]:
+    def tasks(self, start: StreamOffset, end: StreamOffset) -> list[ReadTask]:
         """Plan tasks that read each message between two offsets exactly once."""
-        until = StreamOffset.from_json(end)
-        begins = StreamOffset.from_json(start).brokers if until.first is None else until.first
+        begins = start.brokers if end.first is None else end.first
         layouts = self._layouts()
         ranges: list[tuple[str, StoreLayout, int, int]] = []
-        for broker, stop in until.brokers.items():
+        for broker, stop in end.brokers.items():
             if begins.get(broker) == stop:
                 continue
             layout = layouts.get(broker)
@@ -154,7 +152,7 @@ class StreamPlanner:
             if begin < stop:
                 ranges.append((broker, layout, begin, stop))
         size = even_size(max(1, sum(stop - begin for _, _, begin, stop in ranges)), self._options)
-        return [task for found in ranges for task in self._tasks_of(*found, until, size)]
+        return [task for found in ranges for task in self._tasks_of(*found, end, size)]
 
     def prepare_available_now(self) -> None:
         """Make the query end where the logs end now (Trigger.AvailableNow)."""
@@ -329,8 +327,8 @@ class UnlimitedPlanner(StreamPlanner):
 
     def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
-        self._reached: Mapping[str, Any] | None = None
-        self._resumed: Mapping[str, Any] | None = None
+        self._reached: StreamOffset | None = None
+        self._resumed: StreamOffset | None = None
         if options.max_rows is not None or options.max_bytes is not None:
             logger.warning(
                 "%s: maxOffsetsPerTrigger and maxBytesPerTrigger have no effect: a batch takes all "
@@ -338,14 +336,14 @@ class UnlimitedPlanner(StreamPlanner):
                 FORMAT,
             )
 
-    def initial(self) -> dict[str, Any]:
+    def initial(self) -> StreamOffset:
         """See `StreamPlanner.initial`."""
         start = super().initial()
         if self._reached is None:
             self._reached = start
         return start
 
-    def newest_end(self) -> dict[str, Any]:
+    def newest_end(self) -> StreamOffset:
         """Return the offset at which a batch of all messages ends."""
         if self._reached is not None:
             return self.latest(self._reached, Limits())
@@ -361,17 +359,17 @@ class UnlimitedPlanner(StreamPlanner):
             brokers={name: self._frontier(name).end_of(found) for name, found in layouts.items()},
             since_ms=self._options.wanted.since_ms,
             queues=dict.fromkeys(layouts, numbers) if numbers else {},
-        ).to_json()
-        return dict(self._resumed)
+        )
+        return self._resumed
 
-    def tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ReadTask]:
+    def tasks(self, start: StreamOffset, end: StreamOffset) -> list[ReadTask]:
         """See `StreamPlanner.tasks`."""
         if end == self._resumed:
-            end = self._continued(StreamOffset.from_json(start), StreamOffset.from_json(end))
+            end = self._continued(start, end)
         self._reached = end
         return super().tasks(start, end)
 
-    def _continued(self, start: StreamOffset, end: StreamOffset) -> dict[str, Any]:
+    def _continued(self, start: StreamOffset, end: StreamOffset) -> StreamOffset:
         """Return the end of the first batch after a restart.
 
         The end contains the start conditions that the checkpoint recorded.
@@ -395,4 +393,4 @@ class UnlimitedPlanner(StreamPlanner):
                     f"the log of broker {broker!r} ends at physical offset {end.brokers[broker]}, "
                     f"but the stream has read it up to {read}: it was truncated or replaced",
                 )
-        return replace(end, since_ms=start.since_ms, queues=start.queues).to_json()
+        return replace(end, since_ms=start.since_ms, queues=start.queues)

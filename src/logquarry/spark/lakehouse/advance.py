@@ -192,7 +192,7 @@ class Advance:
                     f"{location}: if it is the same store, pass --moved (moved=True)"
                 )
 
-    def _planned(self, kept: Mapping[str, Any] | None) -> tuple[StreamPlanner, dict[str, Any]]:
+    def _planned(self, kept: Mapping[str, Any] | None) -> tuple[StreamPlanner, StreamOffset]:
         read = self._target.read
         known = {
             name.removeprefix(_broker("")): value
@@ -202,12 +202,10 @@ class Advance:
         # The start in the options applies only to stores from which the table has no messages yet.
         start = OffsetLimit(default=read.start.default, brokers={**read.start.brokers, **known})
         planner = StreamPlanner(replace(read, start=start), read.names)
-        first = dict(planner.initial())
+        first = planner.initial()
         if kept is not None:
-            first.pop(START, None)
-            first |= {START: kept} if kept else {}
-        offset = StreamOffset.from_json(first).moved(known)
-        return planner, replace(offset, first=None).to_json()
+            first = replace(StreamOffset.from_json({START: kept}), brokers=first.brokers)
+        return planner, replace(first.moved(known), first=None)
 
     # ------------------------------------------------------------------------------------ one step
     def to_what_is_there(self) -> None:
@@ -234,7 +232,7 @@ class Advance:
         try:
             results = self._write(tasks)
             stops = _first_damage(tasks, results) if read.on_damage == "stop" else {}
-            end = replace(StreamOffset.from_json(end).moved(stops), first=None).to_json()
+            end = replace(end.moved(stops), first=None)
             kept: list[TableResult] = []
             for task, result in zip(tasks, results, strict=True):
                 if _begins(task) <= stops.get(task.broker, _begins(task)):
@@ -345,19 +343,18 @@ class Advance:
         columns = table_schema(target.read.names, is_kafka=target.read.is_kafka)
         if self._decoder is not None:
             columns = columns.append(self._decoder.field(VALUE))
-        start = self._at.get(START, {})
-        kept = {name: value for name, value in start.items() if name != "offsets"}
+        kept = self._at.to_json().get(START, {})
         letters = None if target.dead_letters is None else target.dead_letters.name
         target.table.create(columns, target.partition_by, document(self._identity, kept, letters))
         self._state = target.table.look()
         assert self._state is not None
 
     # -------------------------------------------------------------------------------------- marks
-    def _marks(self, offset: Mapping[str, Any]) -> dict[str, int]:
+    def _marks(self, offset: StreamOffset) -> dict[str, int]:
         read = self._target.read
         places = stores_by_name(read.paths, read.storage_options)
         found: dict[str, int] = {}
-        for broker, value in StreamOffset.from_json(offset).brokers.items():
+        for broker, value in offset.brokers.items():
             found[_broker(broker)] = value
             if broker in places:
                 found[_store(places[broker])] = value
