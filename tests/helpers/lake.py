@@ -42,9 +42,9 @@ def numbers(first: int, stop: int) -> list[bytes]:
 def run_here(tasks: Sequence[ReadTask], work: Work) -> list[TableResult]:
     """Run each task in turn; task and result are pickled, as between Spark's processes."""
     found = []
-    for number, task in enumerate(tasks):
+    for task in tasks:
         own_work, own_task = pickle.loads(pickle.dumps((work, task)))
-        found.append(pickle.loads(pickle.dumps(own_work(number, own_task))))
+        found.append(pickle.loads(pickle.dumps(own_work(own_task))))
     return found
 
 

@@ -82,7 +82,7 @@ def _read(store: Path, _: Path, size: int) -> None:
 
 
 def _export(store: Path, out: Path, size: int) -> None:
-    write_task(0, _task(store, size), OutputFolder(out), "staging", ["topic"])
+    write_task(_task(store, size), OutputFolder(out), "staging", ["topic"])
 
 
 def _table(store: Path, out: Path, size: int) -> None:
@@ -93,7 +93,7 @@ def _table(store: Path, out: Path, size: int) -> None:
         partition_by=("topic",),
         partitions_in_files=True,
     )
-    writer(0, _task(store, size))
+    writer(_task(store, size))
 
 
 def _verify(store: Path, _: Path, size: int) -> None:

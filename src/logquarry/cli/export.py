@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
@@ -404,15 +405,16 @@ def compact(
     from logquarry.spark.compaction import compact as merge
 
     size = options.parsed("--target-size", target_size, text.byte_count)
-    given: dict[str, Any] = {"table": table, "catalog": named_values(catalog)}
-    if spark_master is None:
-        done = merge(dest, target_size=size, **given)
-    else:
-        with (
-            with_spark.session(spark_master) as spark,
-            out.progress("merging", in_bytes=True) as progress,
-        ):
-            done = merge(dest, target_size=size, spark=spark, progress=progress, **given)
+    session = nullcontext() if spark_master is None else with_spark.session(spark_master)
+    with session as spark, out.progress("merging", in_bytes=True) as progress:
+        done = merge(
+            dest,
+            target_size=size,
+            spark=spark,
+            table=table,
+            catalog=named_values(catalog),
+            progress=progress,
+        )
     out.note(
         f"merged {text.plural(done.files_before, 'file')} ({text.size_text(done.bytes_before)}) "
         f"into {text.plural(done.files_after, 'file')} ({text.size_text(done.bytes_after)})"

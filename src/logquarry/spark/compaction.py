@@ -30,7 +30,6 @@ from logquarry.spark.merging import (
     fewer,
     groups,
     merge,
-    merge_here,
 )
 from logquarry.spark.output import OutputFolder
 from logquarry.systems import held
@@ -83,7 +82,13 @@ def compact(
         raise UsageError(f"target_size: takes bytes > 0, not {target_size}")
     folder = OutputFolder(dest, dest_storage_options)
     size = target_size or DEFAULT_TARGET_SIZE
-    run = merge_here if spark is None else _on_spark(spark, folder, progress)
+
+    def run(tasks: Sequence[MergeTask]) -> list[tuple[Merged, ...]]:
+        name = f"compact {folder.location}"
+        return run_tasks(
+            spark, name, tasks, merge, weight=lambda task: task.bytes, progress=progress
+        )
+
     names = dict(folder.names())
     if table is not None or catalog is not None or CATALOG_FILE in names:
         from logquarry.spark.lakehouse.export import DEFAULT_TABLE
@@ -97,16 +102,6 @@ def compact(
 
         return compact_delta(Delta(folder, table_storage_options), target_size)
     return compact_folder(folder, size, run)
-
-
-def _on_spark(spark: SparkSession, folder: OutputFolder, progress: Progress | None) -> RunMerges:
-    def run(tasks: Sequence[MergeTask]) -> list[tuple[Merged, ...]]:
-        name = f"compact {folder.location}"
-        return run_tasks(
-            spark, name, tasks, merge, weight=lambda task: task.bytes, progress=progress
-        )
-
-    return run
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,12 +107,7 @@ def fewer(
     return [group for group, _ in kept], [file for _, files in kept for file in files]
 
 
-def merge_here(tasks: Sequence[MergeTask]) -> list[tuple[Merged, ...]]:
-    """Run all merges one after the other, in this process."""
-    return [merge(number, task) for number, task in enumerate(tasks)]
-
-
-def merge(_: int, task: MergeTask) -> tuple[Merged, ...]:
+def merge(task: MergeTask) -> tuple[Merged, ...]:
     """Merge files into one file, or into several if the metadata of one file would be too large."""
     attempt = uuid.uuid4().hex[:12]
     stem = f"{task.stem}-{attempt}"

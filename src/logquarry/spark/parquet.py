@@ -208,11 +208,11 @@ def check_partition_columns(names: Sequence[str], columns: Sequence[str]) -> tup
 
 
 def write_task(
-    number: int, task: ReadTask, folder: OutputFolder, staging: str, partition_by: Sequence[str]
+    task: ReadTask, folder: OutputFolder, staging: str, partition_by: Sequence[str]
 ) -> TaskResult:
     """Write the messages of a task below `staging`, in a folder for this attempt."""
     # Spark can run two attempts of the task at the same time (speculation).
-    attempt = f"{staging}/{number:06d}-{uuid.uuid4().hex[:12]}"
+    attempt = f"{staging}/{uuid.uuid4().hex}"
     stem = file_stem(task)
 
     def name(values: tuple[Any, ...], count: int) -> tuple[str, str]:

@@ -257,7 +257,7 @@ class _SparkBuild:
         stage: int,
         name: str,
         tasks: Sequence[T],
-        work: Callable[[int, T], R],
+        work: Callable[[T], R],
         weight: Callable[[T], int],
     ) -> list[R]:
         progress = self.progress
@@ -369,7 +369,7 @@ class _IndexFile:
 
 
 # -------------------------------------------------------------------------------- in the worker
-def _find(root: str, config: StoreConfig, _: int, part: tuple[int, int]) -> list[FoundRun]:
+def _find(root: str, config: StoreConfig, part: tuple[int, int]) -> list[FoundRun]:
     return parts.find_runs(StoreLayout.open(root, config), config, *part)
 
 
@@ -378,13 +378,12 @@ def _write_entries(
     config: StoreConfig,
     folder: Path,
     odd: frozenset[QueueKey],
-    _: int,
     spans: list[tuple[int, int]],
 ) -> None:
     parts.write_entries(StoreLayout.open(root, config), config, spans, Disk(), folder, odd)
 
 
-def _write_index(root: str, config: StoreConfig, _: int, file: _IndexFile) -> None:
+def _write_index(root: str, config: StoreConfig, file: _IndexFile) -> None:
     shape = config.index_shape
     assert shape is not None
     # Remove the unfinished file of an earlier attempt.

@@ -333,7 +333,7 @@ def load(
             df.sparkSession,
             "append to the logs",
             appendings,
-            _append,
+            append_to_store,
             weight=lambda appending: max(1, appending.bytes),
             progress=progress,
         )
@@ -355,7 +355,3 @@ def _staged(df: DataFrame, work: _Stage) -> list[Staged]:
             raise
         raise ours from error
     return [pickle.loads(row[0]) for row in rows]
-
-
-def _append(_: int, appending: Appending) -> Loaded:
-    return append_to_store(appending)

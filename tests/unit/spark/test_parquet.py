@@ -42,7 +42,7 @@ def written(
     folder = OutputFolder(tmp_path / "out")
     folder.make("staging")
     (task,) = plan_tasks(ReadOptions(paths=(str(store),), **options))
-    return folder, write_task(0, task, folder, "staging", partition_by)
+    return folder, write_task(task, folder, "staging", partition_by)
 
 
 def rows_of(folder: OutputFolder, result: TaskResult) -> list[dict[str, Any]]:

@@ -51,8 +51,8 @@ QUIET_BYTES: Final = 256 << 20
 new offset, without adding files. A restart then does not read these bytes again.
 """
 
-Work = Callable[[int, ReadTask], TableResult]
-"""Function that writes the messages of one task; called with the task's number and the task."""
+Work = Callable[[ReadTask], TableResult]
+"""Function that writes the messages of one task."""
 RunTasks = Callable[[Sequence[ReadTask], Work], list[TableResult]]
 """Function that runs all tasks and returns their results in the order of the tasks."""
 

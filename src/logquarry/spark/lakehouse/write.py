@@ -86,7 +86,7 @@ class TableWriter:
     dead_folder: OutputFolder | None = None
     dead_from: Mapping[str, int] = field(default_factory=dict)
 
-    def __call__(self, _: int, task: ReadTask) -> TableResult:
+    def __call__(self, task: ReadTask) -> TableResult:
         """Write the messages of a task; remove the files if the attempt fails."""
         wanted = table_schema(self.columns, is_kafka=self.is_kafka)
         if self.decoder is not None:
