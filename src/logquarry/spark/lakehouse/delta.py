@@ -28,7 +28,7 @@ from logquarry.spark.lakehouse.table import (
     check_location,
     check_parts,
     check_unmoved,
-    missing_extra,
+    require_package,
     text_bound,
 )
 from logquarry.spark.output import OutputFolder
@@ -49,10 +49,7 @@ class Delta:
     partitions_in_files = False
 
     def __init__(self, folder: OutputFolder, options: Mapping[str, str] | None = None) -> None:
-        try:
-            import deltalake  # noqa: F401
-        except ModuleNotFoundError:
-            raise missing_extra("deltalake") from None
+        require_package("deltalake")
         check_location(folder, "deltalake")
         self.folder = folder
         self._options = dict(options or {}) or None

@@ -31,7 +31,7 @@ from logquarry.spark.lakehouse.table import (
     check_location,
     check_parts,
     check_unmoved,
-    missing_extra,
+    require_package,
     text_bound,
 )
 from logquarry.spark.merging import Source
@@ -82,10 +82,7 @@ class Iceberg:
         catalog_file: Path,
         folder: OutputFolder | None = None,
     ) -> None:
-        try:
-            import pyiceberg.catalog  # noqa: F401
-        except ModuleNotFoundError:
-            raise missing_extra("pyiceberg") from None
+        require_package("pyiceberg.catalog")
         self._dest = dest
         self._folder = folder
         # The constructor does not ask the catalog for the table's folder: the catalog can be down.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import unquote
@@ -342,9 +343,15 @@ def check_location(folder: OutputFolder, package: str, marks: str = "") -> None:
     )
 
 
-def missing_extra(name: str) -> UsageError:
-    """Return the error for a package that is not installed."""
-    return UsageError(f"tables need the package {name}: pip install 'logquarry[lakehouse]'")
+def require_package(module: str) -> None:
+    """Import a module; raise UsageError if its package is not installed."""
+    try:
+        import_module(module)
+    except ModuleNotFoundError:
+        name = module.partition(".")[0]
+        raise UsageError(
+            f"tables need the package {name}: pip install 'logquarry[lakehouse]'"
+        ) from None
 
 
 def text_bound(value: Any) -> str | None:
