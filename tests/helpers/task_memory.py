@@ -17,7 +17,6 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.ingest.load import Appending, append_to_store, plan_load
 from logquarry.ingest.staging import LoadPlan, Staged, Stager, by_broker
-from logquarry.log import schema
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import LOADS
 from logquarry.read.store_sizes import with_sizes
@@ -89,7 +88,6 @@ def _table(store: Path, out: Path, size: int) -> None:
     writer = TableWriter(
         folder=OutputFolder(out),
         run="run",
-        columns=schema.NAMES,
         partition_by=("topic",),
         partitions_in_files=True,
     )

@@ -298,11 +298,9 @@ class Advance:
         writer = TableWriter(
             folder=target.table.folder,
             run=self._run.name,
-            columns=target.read.names,
             partition_by=target.partition_by,
             partitions_in_files=target.table.partitions_in_files,
             decoder=self._decoder,
-            is_kafka=target.read.is_kafka,
             dead_folder=None if target.dead_letters is None else target.dead_letters.folder,
             dead_from=dead_from,
         )

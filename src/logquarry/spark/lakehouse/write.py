@@ -40,7 +40,7 @@ from logquarry.log.schema import EXACT_PROPERTIES
 from logquarry.log.splits import LogSplit
 from logquarry.spark.lakehouse.table import Marks, Table, TableFile
 from logquarry.spark.output import OutputFolder
-from logquarry.spark.parquet import TALLY_COLUMNS, PartedFiles, Summary, WrittenFile
+from logquarry.spark.parquet import TALLY_COLUMNS, PartedFiles, Summary
 from logquarry.spark.tasks import ReadTask, read_batches
 
 if TYPE_CHECKING:
@@ -78,19 +78,18 @@ class TableWriter:
 
     folder: OutputFolder
     run: str
-    columns: tuple[str, ...]
     partition_by: tuple[str, ...]
     partitions_in_files: bool
     decoder: BodyDecoder | None = None
-    is_kafka: bool = False
     dead_folder: OutputFolder | None = None
     dead_from: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, task: ReadTask) -> TableResult:
         """Write the messages of a task; remove the files if the attempt fails."""
-        wanted = table_schema(self.columns, is_kafka=self.is_kafka)
+        columns, is_kafka = task.columns, task.options.is_kafka
+        wanted = table_schema(columns, is_kafka=is_kafka)
         if self.decoder is not None:
-            wanted = wanted.append(pa.field(VALUE, self.decoder.arrow_type))
+            wanted = wanted.append(self.decoder.field(VALUE))
         left_out = () if self.partitions_in_files else self.partition_by
         files = PartedFiles(
             self.folder,
@@ -98,62 +97,57 @@ class TableWriter:
             pa.schema([column for column in wanted if column.name not in left_out]),
             _namer(self.run, task, self.partition_by),
             self.partition_by,
-            exact="properties" in self.columns,
+            exact="properties" in columns,
         )
         damage = DamageLog()
-        letters = _DeadLetters(self, task)
+        letters = None if self.decoder is None else _DeadLetters(self, self.decoder, task)
         # Read native columns, which partitioning and counting need; Kafka's columns are added
         # below.
         native = replace(task.options, schema="native", columns=None)
-        batches = read_batches(replace(task, columns=self._needed(), options=native), damage)
-        if self.is_kafka:
-            batches = map(self._with_kafka, batches)
+        batches = read_batches(replace(task, columns=self._needed(task), options=native), damage)
+        if is_kafka:
+            batches = (_with_kafka(batch, columns) for batch in batches)
         try:
-            summary = files.add_all(letters.sorted_out(batches))
-            written, dead_files = files.close(), letters.close()
+            summary = files.add_all(batches if letters is None else letters.sorted_out(batches))
+            written = _closed(files)
+            dead = () if letters is None else _closed(letters.files)
         except BaseException:
             # Remove the files, because a later attempt of the task uses other file names.
             files.remove_all()
-            letters.remove_all()
+            if letters is not None:
+                letters.files.remove_all()
             raise
         summary.damage = damage.spans
-        return TableResult(
-            files=tuple(_as_table_file(self.folder, file, self.partition_by) for file in written),
-            dead=dead_files,
-            summary=summary,
-        )
+        return TableResult(files=written, dead=dead, summary=summary)
 
-    def _needed(self) -> tuple[str, ...]:
-        own = schema.sources(self.columns) if self.is_kafka else self.columns
+    def _needed(self, task: ReadTask) -> tuple[str, ...]:
+        own = schema.sources(task.columns) if task.options.is_kafka else task.columns
         needed = [*own, *TALLY_COLUMNS, "physical_offset"]
-        needed += [EXACT_PROPERTIES.name] if "properties" in self.columns else []
+        needed += [EXACT_PROPERTIES.name] if "properties" in task.columns else []
         needed += [*_PLACE, "body"] if self.decoder is not None else []
         return tuple(dict.fromkeys(needed))
 
-    def _with_kafka(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        made = schema.kafka_batch(batch, self.columns)
-        for name in made.schema.names:
-            # Both the table of messages and the table of dead letters have a column topic.
-            if name not in batch.schema.names:
-                batch = batch.append_column(made.schema.field(name), made.column(name))
-        return batch
+
+def _with_kafka(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    made = schema.kafka_batch(batch, columns)
+    for name in made.schema.names:
+        # Both the table of messages and the table of dead letters have a column topic.
+        if name not in batch.schema.names:
+            batch = batch.append_column(made.schema.field(name), made.column(name))
+    return batch
 
 
 class _DeadLetters:
-    def __init__(self, writer: TableWriter, task: ReadTask) -> None:
-        self._decoder = writer.decoder
+    def __init__(self, writer: TableWriter, decoder: BodyDecoder, task: ReadTask) -> None:
+        assert writer.dead_folder is not None, "an export that decodes has a table of dead letters"
+        self._decoder = decoder
         self._done_to = writer.dead_from.get(task.broker, 0)
-        self._files: PartedFiles | None = None
-        if writer.dead_folder is not None:
-            name = _namer(writer.run, task, ())
-            columns = dead_letter_schema()
-            self._files = PartedFiles(writer.dead_folder, task.broker, columns, name)
+        self.files = PartedFiles(
+            writer.dead_folder, task.broker, dead_letter_schema(), _namer(writer.run, task, ())
+        )
 
     def sorted_out(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the batches with the column ``value``, but without undecodable messages."""
-        if self._decoder is None:
-            yield from batches
-            return
         for batch in batches:
             values, failed = self._decoder.decode(batch.column("body"))
             if failed:
@@ -167,22 +161,12 @@ class _DeadLetters:
     def _keep(self, batch: pa.RecordBatch, failed: Mapping[int, str]) -> None:
         offsets = batch.column("physical_offset")
         rows = [row for row in sorted(failed) if offsets[row].as_py() >= self._done_to]
-        if rows and self._files is not None:
+        if rows:
             taken = batch.take(pa.array(rows, pa.int64()))
             reasons = pa.array([failed[row] for row in rows], pa.string())
             columns = [taken.column(name) for name in (*_PLACE, "body")]
             arrays = [*columns[:-1], reasons, columns[-1]]
-            self._files.add(pa.Table.from_arrays(arrays, schema=dead_letter_schema()))
-
-    def close(self) -> tuple[TableFile, ...]:
-        if self._files is None:
-            return ()
-        folder = self._files.folder
-        return tuple(_as_table_file(folder, file, ()) for file in self._files.close())
-
-    def remove_all(self) -> None:
-        if self._files is not None:
-            self._files.remove_all()
+            self.files.add(pa.Table.from_arrays(arrays, schema=dead_letter_schema()))
 
 
 def table_schema(columns: Sequence[str], *, is_kafka: bool) -> pa.Schema:
@@ -253,15 +237,16 @@ def _plain(value: Any) -> str:
 
 
 # ----------------------------------------------------------------------------------------- bounds
-def _as_table_file(
-    folder: OutputFolder, file: WrittenFile, partition_by: Sequence[str]
-) -> TableFile:
-    return TableFile(
-        path=file.path,
-        rows=file.rows,
-        bytes=file.bytes,
-        values=dict(zip(partition_by, file.values, strict=True)),
-        bounds=column_bounds(folder, file.path),
+def _closed(files: PartedFiles) -> tuple[TableFile, ...]:
+    return tuple(
+        TableFile(
+            path=file.path,
+            rows=file.rows,
+            bytes=file.bytes,
+            values=dict(zip(files.partition_by, file.values, strict=True)),
+            bounds=column_bounds(files.folder, file.path),
+        )
+        for file in files.close()
     )
 
 
