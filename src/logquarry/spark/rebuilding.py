@@ -166,21 +166,20 @@ def rebuild_stores(
             check_into(local_store(location), target, names)
             chosen.append((location, target, note))
     ended, lock = threading.Event(), threading.Lock()
-    known: dict[int, tuple[int, int]] = {}
+    known: dict[str, tuple[int, int]] = {}
 
-    def report(number: int, done: int, total: int) -> None:
+    def report(location: str, done: int, total: int) -> None:
         with lock:
-            known[number] = done, total
+            known[location] = done, total
             if progress is not None:
                 progress(*map(sum, zip(*known.values(), strict=True)))
 
-    def one(number: int) -> RebuildReport:
-        def pause() -> None:
-            if ended.is_set():
-                raise _GivenUp
+    def pause() -> None:
+        if ended.is_set():
+            raise _GivenUp
 
+    def one(location: str, target: Path | None, note: Path | None) -> RebuildReport:
         pause()
-        location, target, note = chosen[number]
         return rebuild_on_spark(
             spark,
             location,
@@ -190,13 +189,13 @@ def rebuild_stores(
             index=index,
             config=config,
             split_size=split_size,
-            progress=None if progress is None else partial(report, number),
+            progress=None if progress is None else partial(report, location),
             pause=pause,
             note=note,
         )
 
     with ThreadPoolExecutor(_AT_ONCE, "rebuild") as pool:
-        work = [pool.submit(one, number) for number in range(len(chosen))]
+        work = [pool.submit(one, *place) for place in chosen]
         try:
             wait(work, return_when=FIRST_EXCEPTION)
         finally:

@@ -150,8 +150,6 @@ class Advance:
             kept = found["start"]
             if target.decode is not None:
                 self._decoder = self._known_decoder(target.decode, state.schema)
-        elif target.decode is not None and not target.decode.needs_sample:
-            self._decoder = decoder_for(target.decode, None)
         self._planner, self._at = self._planned(kept)
 
     def _known_decoder(self, decode: DecodeOptions, found: pa.Schema) -> BodyDecoder | None:
