@@ -21,7 +21,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
@@ -276,19 +276,8 @@ class ExportCommit:
             "The folder has no complete export now. Run the export again: it replaces or removes "
             f"all files that {INTENT} lists"
         )
-        _remove_success(folder)
-        for place in sorted({os.path.dirname(path) for path in wanted}):  # noqa: PTH120
-            folder.make(place)
-
-        def put(staged: str, path: str) -> None:
-            folder.move(staged, path)
-            folder.sync(path)
-
-        _each(put, *zip(*files, strict=True))
-        unwanted = self._earlier - set(wanted)
-        _each(folder.remove, sorted(unwanted))
-        _remove_empty(folder, unwanted)
-        _complete(folder, {"written_by": WRITTEN_BY, **manifest}, draft)
+        document = {"written_by": WRITTEN_BY, **manifest}
+        _replace(folder, files, self._earlier - set(wanted), document, draft)
         self._remains = f"The export is complete, but {INTENT} is still there: remove this file"
         folder.remove(INTENT)
 
@@ -333,19 +322,34 @@ def _each(work: Callable[..., None], *arguments: Iterable[str]) -> None:
             pass
 
 
-def _remove_success(folder: OutputFolder) -> None:
-    """Remove _SUCCESS and sync the removal; the caller must have written INTENT before."""
+def _replace(
+    folder: OutputFolder,
+    moves: Sequence[tuple[str, str]],
+    removed: Collection[str],
+    manifest: Mapping[str, Any],
+    draft: str,
+) -> None:
+    """Move files into place, remove old files, write manifest and _SUCCESS.
+
+    The caller must have written INTENT before.
+
+    Args:
+        moves: (staged path, final path) of each new file; without a staged path, the file is in
+            place already.
+        draft: path at which the manifest is written before it is moved to its place.
+    """
     folder.remove(SUCCESS)
     folder.sync(INTENT)
+    for place in sorted({os.path.dirname(path) for _, path in moves}):  # noqa: PTH120
+        folder.make(place)
 
+    def put(staged: str, path: str) -> None:
+        if staged:
+            folder.move(staged, path)
+        folder.sync(path)
 
-def _complete(folder: OutputFolder, manifest: Mapping[str, Any], draft: str) -> None:
-    folder.write_json(MANIFEST, manifest, by_way_of=draft)
-    with folder.create(SUCCESS):
-        pass
-
-
-def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
+    _each(put, *zip(*moves, strict=True))
+    _each(folder.remove, sorted(removed))
     places = {os.path.dirname(path) for path in removed}  # noqa: PTH120
     for place in sorted(places, key=len, reverse=True):
         while place and folder.remove_if_empty(place):
@@ -353,6 +357,9 @@ def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
         # Sync the removals. If a power cut restored a removed file, no later export would remove
         # the file.
         folder.sync(place)
+    folder.write_json(MANIFEST, manifest, by_way_of=draft)
+    with folder.create(SUCCESS):
+        pass
 
 
 def written_path(folder: OutputFolder, name: str, path: Any) -> str:
@@ -437,19 +444,10 @@ def finish_compaction(folder: OutputFolder) -> bool:
         if staged not in there and path not in there:
             reason = f"the file is missing, also at {staged}"
             raise CorruptFile(f"{folder.location}/{path}", 0, reason)
-    _remove_success(folder)
-
-    def put(staged: str, path: str) -> None:
-        if staged in there:
-            folder.move(staged, path)
-        folder.sync(path)
-
-    _each(put, *zip(*moves, strict=True))
-    _each(folder.remove, removed)
-    for place in {os.path.dirname(path) for path in removed}:  # noqa: PTH120
-        folder.sync(place)
     folder.make(staging)
-    _complete(folder, manifest, f"{staging}/{MANIFEST}")
+    # After a crash, some of the files are in place already.
+    left = [(staged if staged in there else "", path) for staged, path in moves]
+    _replace(folder, left, removed, manifest, f"{staging}/{MANIFEST}")
     folder.remove(INTENT)
     folder.remove_folder(staging)
     return True
