@@ -26,8 +26,8 @@ from logquarry.spark.lakehouse.table import (
     TableFile,
     TableState,
     check_location,
-    check_parts,
     check_unmoved,
+    known_document,
     require_package,
     text_bound,
 )
@@ -102,17 +102,15 @@ class Delta:
         if table is None:
             return None
         metadata = table.metadata()
-        document = metadata.configuration.get(PROPERTY)
-        if document is None:
-            raise UsageError(f"{self.name}: no export created this Delta table: give another one")
-        check_parts(self.name, document, metadata.partition_columns)
-        if _FORGET in metadata.configuration:
+        properties = metadata.configuration
+        document = known_document(self.name, "Delta", properties, metadata.partition_columns)
+        if _FORGET in properties:
             # With this property, Delta drops the marks after some time. The export would then add
             # all messages again.
             raise UsageError(
                 f"{self.name}: with the property {_FORGET}, Delta forgets which messages the table "
                 "has: remove the property. If no export has added messages for longer than "
-                f"{metadata.configuration[_FORGET]!r}, export into another table"
+                f"{properties[_FORGET]!r}, export into another table"
             )
         schema = pa.schema(table.schema().to_arrow())
         return TableState(str(metadata.id), document, schema, partial(_marks, table))

@@ -29,8 +29,8 @@ from logquarry.spark.lakehouse.table import (
     TableState,
     TableUnchanged,
     check_location,
-    check_parts,
     check_unmoved,
+    known_document,
     require_package,
     text_bound,
 )
@@ -206,12 +206,8 @@ class Iceberg:
             table = self._load(catalog)
             if table is None:
                 return None
-            document = table.properties.get(PROPERTY)
-            if document is None:
-                raise UsageError(
-                    f"{self.name}: no export created this Iceberg table: give another one"
-                )
-            check_parts(self.name, document, list(_parts(table)))
+            parts = list(_parts(table))
+            document = known_document(self.name, "Iceberg", table.properties, parts)
             marks = partial(_some, _marks(table))
             identity = str(table.metadata.table_uuid)
             return TableState(identity, document, table.schema().as_arrow(), marks)

@@ -87,19 +87,28 @@ def check_same(name: str, own: Mapping[str, Any], found: Mapping[str, Any]) -> N
             )
 
 
-def check_parts(name: str, text: str, found: Sequence[str]) -> None:
-    """Raise UsageError if the table's partitioning has changed since its creation.
+def known_document(
+    name: str, kind: str, properties: Mapping[str, str], parts: Sequence[str]
+) -> str:
+    """Return the document among a table's properties.
 
     Args:
-        text: the table's document.
-        found: the columns that partition the table now.
+        kind: Delta or Iceberg.
+        parts: the columns that partition the table now.
+
+    Raises:
+        UsageError: if no export created the table, or if its partitioning has changed since.
     """
+    text = properties.get(PROPERTY)
+    if text is None:
+        raise UsageError(f"{name}: no export created this {kind} table: give another one")
     made = list(parsed(name, text).get("partition_by") or [])
-    if list(found) != made:
+    if list(parts) != made:
         raise UsageError(
-            f"{name}: was created with partitions {made}, but has {list(found)} now: restore the "
+            f"{name}: was created with partitions {made}, but has {list(parts)} now: restore the "
             "partitions, or export into another table"
         )
+    return text
 
 
 def check_types(name: str, own: pa.Schema, found: pa.Schema) -> None:
