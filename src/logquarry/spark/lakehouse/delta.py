@@ -68,9 +68,6 @@ class Delta:
             # The name is no path: it has a NUL, or text that UTF-8 cannot encode.
             return False
 
-    def has_neighbours(self) -> bool:
-        return False
-
     def _open(self) -> DeltaTable | None:
         from deltalake import DeltaTable
 

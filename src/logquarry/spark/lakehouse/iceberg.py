@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.spark.lakehouse.table import (
-    DEAD_LETTERS,
     PROPERTY,
     CommitUnknown,
     Marks,
@@ -163,14 +162,6 @@ class Iceberg:
 
     def is_called(self, name: str) -> bool:
         return name.partition(" (")[0] == ".".join(self._identifier)
-
-    def has_neighbours(self) -> bool:
-        if self._has_no_catalog():
-            return False
-        *namespace, last = self._identifier
-        own = self._identifier, (*namespace, f"{last}{DEAD_LETTERS}")
-        with self._catalog() as catalog:
-            return any(tuple(found) not in own for found in _tables(catalog))
 
     @contextmanager
     def _catalog(self) -> Iterator[Catalog]:

@@ -286,9 +286,6 @@ class Table(Protocol):
     def is_called(self, name: str) -> bool:
         """Return whether a name that an earlier export recorded is the name of this table."""
 
-    def has_neighbours(self) -> bool:
-        """Return whether another table can have files in the same destination."""
-
     @property
     def partitions_in_files(self) -> bool:
         """Whether the files contain the columns that partition the table."""

@@ -368,16 +368,13 @@ class Run:
         Files that runs of other tables wrote must not be removed.
         """
         table = self._tables[0]
-        name, table_id = document.get("table"), document.get("id")
-        if name is None:
-            # A note without a name is from an earlier version.
-            return not table.has_neighbours()
+        table_id = document.get("id")
         if table_id is not None and (state := table.look()) is not None and state.id == table_id:
             return True
         # Until the commit is sent, no table has the files, so it is enough that the note names this
         # table. Afterwards the name is not enough: another catalog can have a table of the same
         # name.
-        return document.get(_ON_ITS_WAY) is False and table.is_called(str(name))
+        return document.get(_ON_ITS_WAY) is False and table.is_called(str(document.get("table")))
 
     def _clear_run(
         self, run: str, document: Mapping[str, Any], *, may_be_on_its_way: bool = True
