@@ -14,19 +14,21 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.disk.config_file import delay_offsets
 from logquarry.errors import LogquarryError
 from logquarry.format import properties as props
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.verification import verify_store
-from logquarry.report.drawing import Figure
 from logquarry.report.survey import Survey, survey
 from logquarry.store.message_store import MessageStore
 from logquarry.store.overview import Overview, overview
 from logquarry.text import count_text, duration_text, plural, printable, size_text, time_text
 from logquarry.units import Bars
+
+if TYPE_CHECKING:
+    from logquarry.report.drawing import Figure
 
 MOST_ROWS: Final = 500
 
