@@ -12,13 +12,14 @@ import re
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.spark import output
 from logquarry.spark.jobs import run_tasks
-from logquarry.spark.lakehouse.iceberg import CATALOG_FILE
+from logquarry.spark.lakehouse.delta import Delta
+from logquarry.spark.lakehouse.export import DEFAULT_TABLE
+from logquarry.spark.lakehouse.iceberg import CATALOG_FILE, Iceberg, TableDataFile
 from logquarry.spark.lakehouse.table import TableFile, TableUnchanged
 from logquarry.spark.lakehouse.write import column_bounds
 from logquarry.spark.merging import (
@@ -37,9 +38,6 @@ from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from logquarry.spark.lakehouse.delta import Delta
-    from logquarry.spark.lakehouse.iceberg import Iceberg, TableDataFile
 
 
 __all__ = ["Compaction", "compact"]
@@ -91,15 +89,8 @@ def compact(
 
     names = dict(folder.names())
     if table is not None or catalog is not None or CATALOG_FILE in names:
-        from logquarry.spark.lakehouse.export import DEFAULT_TABLE
-        from logquarry.spark.lakehouse.iceberg import Iceberg
-
-        name = table or DEFAULT_TABLE
-        file = Path(folder.location) / CATALOG_FILE
-        return compact_iceberg(Iceberg(folder, name, catalog, file), size, run)
+        return compact_iceberg(Iceberg(folder, table or DEFAULT_TABLE, catalog), size, run)
     if "_delta_log" in names:
-        from logquarry.spark.lakehouse.delta import Delta
-
         return compact_delta(Delta(folder, table_storage_options), target_size)
     return compact_folder(folder, size, run)
 

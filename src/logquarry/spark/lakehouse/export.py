@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry import arguments
@@ -17,6 +16,8 @@ from logquarry.spark.decode import DecodeOptions, parse_decode_options
 from logquarry.spark.export import check_apart, read_options
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.lakehouse.advance import Advance, RunTasks, TableSummary, Target, Work
+from logquarry.spark.lakehouse.delta import Delta
+from logquarry.spark.lakehouse.iceberg import Iceberg
 from logquarry.spark.lakehouse.table import DEAD_LETTERS, Table
 from logquarry.spark.lakehouse.write import (
     CONTROL,
@@ -178,8 +179,6 @@ def delta_export(
     **table_options: Any,
 ) -> TableExport:
     """Prepare :func:`export_delta`; raise UsageError for an invalid option or a missing package."""
-    from logquarry.spark.lakehouse.delta import Delta
-
     chosen = _chosen(table_options)
     folder = OutputFolder(dest, chosen.dest_storage_options)
     place = chosen.dead_letters or f"{folder.location}{DEAD_LETTERS}"
@@ -224,15 +223,12 @@ def iceberg_export(
     **table_options: Any,
 ) -> TableExport:
     """Prepare :func:`export_iceberg`; raise UsageError for invalid options or a missing package."""
-    from logquarry.spark.lakehouse.iceberg import CATALOG_FILE, Iceberg
-
     chosen = _chosen(table_options)
     folder = OutputFolder(dest, chosen.dest_storage_options)
     if catalog is None and not folder.is_local:
         raise UsageError(
             f"{folder.location}: the default catalog (SQLite) needs a local folder: give catalog"
         )
-    file = Path(folder.location) / CATALOG_FILE
     letters = None
     if chosen.dead_letters is not None:
         letters = OutputFolder(chosen.dead_letters, chosen.dest_storage_options)
@@ -240,8 +236,8 @@ def iceberg_export(
         stores,
         options,
         chosen,
-        Iceberg(folder, table, catalog, file),
-        Iceberg(folder, f"{table}{DEAD_LETTERS}", catalog, file, letters),
+        Iceberg(folder, table, catalog),
+        Iceberg(folder, f"{table}{DEAD_LETTERS}", catalog, letters),
     )
     return TableExport(target=target, folder=folder, options=chosen)
 

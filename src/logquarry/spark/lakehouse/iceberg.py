@@ -65,9 +65,9 @@ class Iceberg:
     Args:
         dest: folder that contains the folders of tables.
         identifier: ``NAMESPACE.TABLE``.
-        catalog: properties of the catalog, with `pyiceberg`'s names; None for SQLite in
-            `catalog_file`. The configuration file of `pyiceberg` adds missing properties; ``name``
-            selects the catalog in that file.
+        catalog: properties of the catalog, with `pyiceberg`'s names; None for SQLite in the file
+            CATALOG_FILE of `dest`. The configuration file of `pyiceberg` adds missing properties;
+            ``name`` selects the catalog in that file.
         folder: folder of the table's files; None for the table's own folder in `dest`.
     """
 
@@ -78,7 +78,6 @@ class Iceberg:
         dest: OutputFolder,
         identifier: str,
         catalog: Mapping[str, str] | None,
-        catalog_file: Path,
         folder: OutputFolder | None = None,
     ) -> None:
         require_package("pyiceberg.catalog")
@@ -90,11 +89,12 @@ class Iceberg:
         if len(self._identifier) < 2 or not all(self._identifier):
             raise UsageError(f"table {identifier!r}: give NAMESPACE.TABLE")
         check_location(folder or self._below(self._identifier[-1]), "pyiceberg", "?#")
-        self._file = catalog_file if catalog is None else None
-        if self._file is not None:
+        self._file: Path | None = None
+        if catalog is None:
             self._require_flat("the default catalog (SQLite)")
-        sqlite = {"type": "sql", "uri": f"sqlite:///{catalog_file}"}
-        self._properties = dict(sqlite if catalog is None else catalog)
+            self._file = Path(dest.location) / CATALOG_FILE
+            catalog = {"type": "sql", "uri": f"sqlite:///{self._file}"}
+        self._properties = dict(catalog)
 
     def _require_flat(self, catalog: str) -> None:
         if len(self._identifier) > 2:
