@@ -323,16 +323,11 @@ class ModelStore:
         """Make a model with the state of an earlier moment."""
         made = ModelStore(absent=set(mark.absent), torn=set(self.torn))
         for put in self.puts[: mark.attempted]:
-            then = made.attempt(put.message)
+            then = Put(put.message)
             if put.body in mark.acked:
-                assert put.physical_offset is not None and put.queue_offset is not None
-                made.acked_at(
-                    then,
-                    put.physical_offset,
-                    put.queue_offset,
-                    put.store_timestamp or 0,
-                    is_durable=put.body in mark.durable,
-                )
+                then = replace(put, is_durable=put.body in mark.durable)
+            made.puts.append(then)
+            made._by_body[put.body] = then
         return made
 
     def queue(self, topic: str, queue_id: int) -> list[Put]:
@@ -379,11 +374,11 @@ class ModelStore:
         return wrong
 
     def _check_messages(self, log: Iterable[SeenMessage]) -> list[Violation]:
-        wrong: list[Violation] = []
-        counts = Counter(message.body for message in log)
-        for body, count in counts.items():
-            if count > 1:
-                wrong.append(Violation(Wrong.DUPLICATE, f"{body[:_MOST_SHOWN]!r}: {count} times"))
+        wrong = [
+            Violation(Wrong.DUPLICATE, f"{body[:_MOST_SHOWN]!r}: {count} times")
+            for body, count in Counter(message.body for message in log).items()
+            if count > 1
+        ]
         for message in log:
             put = self._by_body.get(message.body)
             if message.is_torn:
