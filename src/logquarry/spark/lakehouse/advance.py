@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final
 
 import pyarrow as pa
@@ -73,11 +74,10 @@ class Target:
     decode: DecodeOptions | None
     moved: bool = False
 
-    @property
+    @cached_property
     def identity(self) -> dict[str, Any]:
         """The options that must be the same in all exports into the table."""
-        decode = None if self.decode is None else self.decode.as_json()
-        return identity(self.read, self.partition_by, decode)
+        return identity(self.read, self.partition_by, self.decode)
 
     def look_at_letters(self, state: TableState | None) -> TableState | None:
         """Return the state of the table of dead letters; None if it does not exist yet.
@@ -91,8 +91,8 @@ class Target:
         letters = None if self.dead_letters is None else self.dead_letters.look()
         if letters is not None:
             assert self.dead_letters is not None
-            own = self.identity
-            check_letters(self.dead_letters, letters.document, self.table, state, own)
+            text = letters.document
+            check_letters(self.dead_letters, text, self.table, state, self.identity)
         return letters
 
 
@@ -128,7 +128,6 @@ class Advance:
         self._target = target
         self._run = run
         self._run_tasks = run_tasks
-        self._identity = target.identity
         self._decoder: BodyDecoder | None = None
         self.is_stopped = False
         letters = target.dead_letters
@@ -142,7 +141,7 @@ class Advance:
         kept: dict[str, Any] | None = None
         if state is not None:
             found = parsed(target.table.name, state.document)
-            check_same(target.table.name, self._identity, found)
+            check_same(target.table.name, target.identity, found)
             columns = table_schema(target.read.names, is_kafka=target.read.is_kafka)
             check_types(target.table.name, columns, state.schema)
             self._committed = state.marks([*map(_broker, places), *map(_store, places.values())])
@@ -320,7 +319,7 @@ class Advance:
             assert self._state is not None
             state = target.look_at_letters(self._state)
             if state is None:
-                kept = letters_document(target.table, self._state.id, self._identity)
+                kept = letters_document(target.table, self._state.id, target.identity)
                 target.dead_letters.create(dead_letter_schema(), (), kept)
                 state = target.look_at_letters(self._state)
                 assert state is not None
@@ -336,12 +335,11 @@ class Advance:
         if self._state is not None:
             return
         target = self._target
-        columns = table_schema(target.read.names, is_kafka=target.read.is_kafka)
-        if self._decoder is not None:
-            columns = columns.append(self._decoder.field(VALUE))
+        read, decoder = target.read, self._decoder
+        columns = table_schema(read.names, is_kafka=read.is_kafka, decoder=decoder)
         kept = self._at.to_json().get(START, {})
         letters = None if target.dead_letters is None else target.dead_letters.name
-        target.table.create(columns, target.partition_by, document(self._identity, kept, letters))
+        target.table.create(columns, target.partition_by, document(target.identity, kept, letters))
         self._state = target.table.look()
         assert self._state is not None
 

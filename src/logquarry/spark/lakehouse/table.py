@@ -23,6 +23,7 @@ from logquarry.spark.options import ReadOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from logquarry.spark.decode import DecodeOptions
     from logquarry.spark.output import OutputFolder
 
 
@@ -32,12 +33,9 @@ _STARTS: Final = ("queue_ranges",)
 
 
 def identity(
-    read: ReadOptions, partition_by: Sequence[str], decode: Mapping[str, Any] | None
+    read: ReadOptions, partition_by: Sequence[str], decode: DecodeOptions | None
 ) -> dict[str, Any]:
-    """Return the options that must be the same in all exports into one table.
-
-    `decode` is the JSON form of the options for decoding; None if bodies are not decoded.
-    """
+    """Return the options that must be the same in all exports into one table."""
     wanted = {
         field.name: _plain(value)
         for field in fields(read.wanted)
@@ -48,7 +46,7 @@ def identity(
         "columns": list(read.names),
         "partition_by": list(partition_by),
         "filters": wanted,
-        "decode": dict(decode) if decode else None,
+        "decode": None if decode is None else decode.as_json(),
         "decompress": read.decompress,
     }
 

@@ -87,9 +87,7 @@ class TableWriter:
     def __call__(self, task: ReadTask) -> TableResult:
         """Write the messages of a task; remove the files if the attempt fails."""
         columns, is_kafka = task.columns, task.options.is_kafka
-        wanted = table_schema(columns, is_kafka=is_kafka)
-        if self.decoder is not None:
-            wanted = wanted.append(self.decoder.field(VALUE))
+        wanted = table_schema(columns, is_kafka=is_kafka, decoder=self.decoder)
         left_out = () if self.partitions_in_files else self.partition_by
         files = PartedFiles(
             self.folder,
@@ -169,12 +167,15 @@ class _DeadLetters:
             self.files.add(pa.Table.from_arrays(arrays, schema=dead_letter_schema()))
 
 
-def table_schema(columns: Sequence[str], *, is_kafka: bool) -> pa.Schema:
-    """Return the columns of a table, except the column of decoded bodies."""
-    if not is_kafka:
-        return schema.arrow_schema(columns)
-    empty = pa.RecordBatch.from_pylist([], schema=schema.arrow_schema(schema.sources(columns)))
-    return schema.kafka_batch(empty, columns).schema
+def table_schema(
+    columns: Sequence[str], *, is_kafka: bool, decoder: BodyDecoder | None = None
+) -> pa.Schema:
+    """Return the columns of a table; with a decoder also the column of decoded bodies."""
+    if is_kafka:
+        sources = schema.arrow_schema(schema.sources(columns))
+        return schema.kafka_batch(pa.RecordBatch.from_pylist([], sources), columns).schema
+    own = schema.arrow_schema(columns)
+    return own if decoder is None else own.append(decoder.field(VALUE))
 
 
 def dead_letter_schema() -> pa.Schema:
