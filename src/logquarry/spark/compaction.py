@@ -12,6 +12,8 @@ import re
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
@@ -80,13 +82,8 @@ def compact(
         raise UsageError(f"target_size: takes bytes > 0, not {target_size}")
     folder = OutputFolder(dest, dest_storage_options)
     size = target_size or DEFAULT_TARGET_SIZE
-
-    def run(tasks: Sequence[MergeTask]) -> list[tuple[Merged, ...]]:
-        name = f"compact {folder.location}"
-        return run_tasks(
-            spark, name, tasks, merge, weight=lambda task: task.bytes, progress=progress
-        )
-
+    name, weight = f"compact {folder.location}", attrgetter("bytes")
+    run = partial(run_tasks, spark, name, work=merge, weight=weight, progress=progress)
     names = dict(folder.names())
     if table is not None or catalog is not None or CATALOG_FILE in names:
         return compact_iceberg(Iceberg(folder, table or DEFAULT_TABLE, catalog), size, run)

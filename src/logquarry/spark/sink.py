@@ -14,6 +14,7 @@ import pickle
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, get_args
 
 import pyarrow as pa
@@ -22,7 +23,6 @@ from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, UsageError
 from logquarry.format import java
 from logquarry.ingest.load import (
-    Appending,
     LoadSummary,
     append_to_store,
     commit_load,
@@ -41,7 +41,6 @@ from logquarry.spark.jobs import context_of, explain, run_tasks
 from logquarry.spark.options import Given, one_of, store_config, whole_number
 from logquarry.spark.worker import Packaged, ignore_hang_ups, settle, without_traceback
 from logquarry.store.load.ledger import LoadId
-from logquarry.store.load.loading import Loaded
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
@@ -326,18 +325,15 @@ def load(
     _check_schema(df.schema)
     plan = plan_load(replace(options.plan, config=config or StoreConfig()))
     which = options.load_id()
-
-    def append(appendings: Sequence[Appending], /) -> Sequence[Loaded]:
-        """Run the second job: one task for each store appends the store's segments."""
-        return run_tasks(
-            df.sparkSession,
-            "append to the logs",
-            appendings,
-            append_to_store,
-            weight=lambda appending: max(1, appending.bytes),
-            progress=progress,
-        )
-
+    # The second job: one task for each store appends the store's segments.
+    append = partial(
+        run_tasks,
+        df.sparkSession,
+        "append to the logs",
+        work=append_to_store,
+        weight=lambda appending: max(1, appending.bytes),
+        progress=progress,
+    )
     tasks: list[Staged] = []
     try:
         tasks = _staged(df, _Stage(plan, which))

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,14 +16,13 @@ from logquarry.log.location import Stores
 from logquarry.spark.decode import DecodeOptions, parse_decode_options
 from logquarry.spark.export import check_apart, read_options
 from logquarry.spark.jobs import run_tasks
-from logquarry.spark.lakehouse.advance import Advance, RunTasks, TableSummary, Target, Work
+from logquarry.spark.lakehouse.advance import Advance, RunTasks, TableSummary, Target
 from logquarry.spark.lakehouse.delta import Delta
 from logquarry.spark.lakehouse.iceberg import Iceberg
 from logquarry.spark.lakehouse.table import DEAD_LETTERS, Table
 from logquarry.spark.lakehouse.write import (
     CONTROL,
     Run,
-    TableResult,
     is_of_run,
     noted_run,
     table_folders,
@@ -30,7 +30,7 @@ from logquarry.spark.lakehouse.write import (
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import check_partition_columns
-from logquarry.spark.tasks import ReadTask, open_stores
+from logquarry.spark.tasks import open_stores
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
@@ -94,14 +94,9 @@ class TableExport:
         on_commit: Callable[[TableSummary], None] | None = None,
     ) -> TableSummary:
         """Run the export on Spark; see :func:`export_delta`."""
-
-        def on_spark(tasks: Sequence[ReadTask], work: Work) -> list[TableResult]:
-            name = f"export to {self.target.table.name}"
-            return run_tasks(
-                spark, name, tasks, work, weight=attrgetter("length"), progress=progress
-            )
-
-        return self.run_with(on_spark, on_commit=on_commit)
+        name = f"export to {self.target.table.name}"
+        run = partial(run_tasks, spark, name, weight=attrgetter("length"), progress=progress)
+        return self.run_with(run, on_commit=on_commit)
 
     def run_with(
         self, run: RunTasks, *, on_commit: Callable[[TableSummary], None] | None = None
