@@ -22,8 +22,8 @@ from logquarry.spark.jobs import run_tasks
 from logquarry.spark.lakehouse.delta import Delta
 from logquarry.spark.lakehouse.export import DEFAULT_TABLE
 from logquarry.spark.lakehouse.iceberg import CATALOG_FILE, Iceberg, TableDataFile
-from logquarry.spark.lakehouse.table import TableFile, TableUnchanged
-from logquarry.spark.lakehouse.write import column_bounds
+from logquarry.spark.lakehouse.table import TableUnchanged
+from logquarry.spark.lakehouse.write import table_file
 from logquarry.spark.merging import (
     DEFAULT_TARGET_SIZE,
     Merged,
@@ -334,7 +334,7 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
         if not made:
             return Compaction()
         before = {file.path: file for group in chosen for file in group}
-        added = [_table_file(table, file, before[file.sources[0]]) for file in made]
+        added = [table_file(table.folder, f, before[f.sources[0]].values) for f in made]
     except BaseException:
         _remove(table, made)
         raise
@@ -375,13 +375,3 @@ def _iceberg_task(table: Iceberg, group: Sequence[TableDataFile]) -> MergeTask:
     sources = tuple(Source(file.path, file.bytes, file.rows) for file in group)
     stem = f"{place}{slash}{words[0]}merged"
     return MergeTask(table.folder, sources, stem)
-
-
-def _table_file(table: Iceberg, file: Merged, first: TableDataFile) -> TableFile:
-    return TableFile(
-        path=file.path,
-        rows=file.rows,
-        bytes=file.bytes,
-        values=first.values,
-        bounds=column_bounds(table.folder, file.path),
-    )

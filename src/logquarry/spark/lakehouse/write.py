@@ -39,8 +39,9 @@ from logquarry.log.batches import DamageLog
 from logquarry.log.schema import EXACT_PROPERTIES
 from logquarry.log.splits import LogSplit
 from logquarry.spark.lakehouse.table import Marks, Table, TableFile
+from logquarry.spark.merging import Merged
 from logquarry.spark.output import OutputFolder
-from logquarry.spark.parquet import TALLY_COLUMNS, PartedFiles, Summary
+from logquarry.spark.parquet import TALLY_COLUMNS, PartedFiles, Summary, WrittenFile
 from logquarry.spark.tasks import ReadTask, read_batches
 
 if TYPE_CHECKING:
@@ -239,16 +240,19 @@ def _plain(value: Any) -> str:
 
 # ----------------------------------------------------------------------------------------- bounds
 def _closed(files: PartedFiles) -> tuple[TableFile, ...]:
+    names = files.partition_by
     return tuple(
-        TableFile(
-            path=file.path,
-            rows=file.rows,
-            bytes=file.bytes,
-            values=dict(zip(files.partition_by, file.values, strict=True)),
-            bounds=column_bounds(files.folder, file.path),
-        )
+        table_file(files.folder, file, dict(zip(names, file.values, strict=True)))
         for file in files.close()
     )
+
+
+def table_file(
+    folder: OutputFolder, file: WrittenFile | Merged, values: Mapping[str, Any]
+) -> TableFile:
+    """Describe a written file for the table; `values` are the values of the partition columns."""
+    bounds = column_bounds(folder, file.path)
+    return TableFile(path=file.path, rows=file.rows, bytes=file.bytes, values=values, bounds=bounds)
 
 
 def column_bounds(folder: OutputFolder, path: str) -> dict[str, tuple[Any, Any]]:
