@@ -264,7 +264,8 @@ class RocketMQStreamWriter(_Stage, DataSourceStreamArrowWriter):
                 raise UsageError(
                     f"batch {batch_id}: tasks staged other loads: {sorted(map(str, loads))}"
                 )
-            self._commit(messages)
+            if loads:
+                self._commit(messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Remove the files that the tasks staged."""
