@@ -135,18 +135,18 @@ class StreamPlanner:
             layout = layouts.get(broker)
             if layout is None:
                 lost(
+                    self._options,
                     f"the store of broker {broker!r} no longer exists, but the batch reads it up "
                     f"to physical offset {stop}",
-                    fail=self._options.fail_on_data_loss,
                 )
                 continue
             oldest = layout.commit_log.start
             begin = begins.get(broker, oldest)
             if begin < oldest:
                 lost(
+                    self._options,
                     f"{layout.root}: the log starts at physical offset {oldest}, but the stream "
                     f"has read it only up to {begin}: the messages between were deleted",
-                    fail=self._options.fail_on_data_loss,
                 )
                 begin = oldest
             if begin < stop:
@@ -193,11 +193,7 @@ class StreamPlanner:
         end = self._frontier(broker).end_of(layout)
         if start == java.LONG_MAX:
             return end
-        check_start(
-            layout,
-            Selection(wanted=wanted, start_offset=start),
-            fail=options.fail_on_data_loss,
-        )
+        check_start(layout, Selection(wanted=wanted, start_offset=start), options)
         if wanted.since_ms is not None:
             first, _ = time_range(layout, wanted, LogExtent(log.start, end))
             start = max(first, start or 0)
@@ -281,10 +277,9 @@ class StreamPlanner:
 
     def _lose(self, broker: str, text: str) -> None:
         """Report lost messages: raise, or log a warning once for each broker."""
-        fail = self._options.fail_on_data_loss
-        if fail or broker not in self._reported:
+        if self._options.fail_on_data_loss or broker not in self._reported:
             self._reported.add(broker)
-            lost(text, fail=fail)
+            lost(self._options, text)
 
 
 def _not_dispatched(

@@ -141,7 +141,7 @@ def plan_tasks(
     """
     stores = open_stores(options)
     for broker, layout in stores.items():
-        check_start(layout, _selection(options, broker), fail=options.fail_on_data_loss)
+        check_start(layout, _selection(options, broker), options)
     warn_of_unknown_topics(list(stores.values()), options.wanted)
     whole = sum(file.size for layout in stores.values() for file in layout.commit_log.files)
     size = max(options.split_size or _split_size(whole, min_tasks), _least_split(whole))
@@ -250,17 +250,14 @@ def for_workers(options: ReadOptions) -> ReadOptions:
     return replace(options, paths=(), start=nothing, stop=nothing, wanted=MessageFilter())
 
 
-def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> None:
-    """Report a loss if retention has deleted messages after the wanted start.
-
-    If `fail` is true (Kafka's failOnDataLoss), raise MessageNotFound; else log a warning.
-    """
+def check_start(layout: StoreLayout, selection: Selection, options: ReadOptions) -> None:
+    """Report a loss if retention has deleted messages after the wanted start."""
     start, oldest = selection.start_offset, layout.commit_log.start
     if start is not None and layout.commit_log.files and start < oldest:
         lost(
+            options,
             f"{layout.root}: startingOffsets is {start}, but the log starts at physical offset "
             f"{oldest}: the messages before it were deleted",
-            fail=fail,
         )
     for (topic, queue_id), (first, _) in (selection.wanted.queue_ranges or {}).items():
         if first <= 0 or not selection.wanted.takes_queue(topic, queue_id):
@@ -268,15 +265,18 @@ def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> Non
         queue = open_queue(layout, topic, queue_id)
         if queue is not None and first < queue.min_offset:
             lost(
+                options,
                 f"{layout.root}: startingQueueOffsets is {first} for queue {queue_id} of {topic}, "
                 f"but the queue starts at {queue.min_offset}: the messages before it were deleted",
-                fail=fail,
             )
 
 
-def lost(text: str, *, fail: bool) -> None:
-    """Report that wanted messages were deleted: raise if `fail`, else log a warning."""
-    if fail:
+def lost(options: ReadOptions, text: str) -> None:
+    """Report that wanted messages were deleted.
+
+    With Kafka's failOnDataLoss, raise MessageNotFound; else log a warning.
+    """
+    if options.fail_on_data_loss:
         raise MessageNotFound(f"{text} (give failOnDataLoss=false to read the rest)")
     logger.warning("%s", text)
 
@@ -363,9 +363,9 @@ def _not_deleted(
             yield event
     if gone:
         lost(
+            task.options,
             f"{layout.root}: the log now starts at physical offset {oldest}: the messages before "
             "it were deleted during the read",
-            fail=task.options.fail_on_data_loss,
         )
 
 
