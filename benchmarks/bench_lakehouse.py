@@ -39,8 +39,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logquarry.spark.lakehouse.advance import Done
-from logquarry.spark.lakehouse.export import TableSummary, export_delta, export_iceberg
+from logquarry.spark.lakehouse.advance import TableSummary
+from logquarry.spark.lakehouse.export import export_delta, export_iceberg
 
 _KEY, _SECRET, _REGION = "test", "testtest", "us-east-1"
 _COMMITS = 24
@@ -68,7 +68,7 @@ class Table:
         spark: Any,
         store: Path,
         options: Mapping[str, str],
-        on_commit: Callable[[Done], None] | None = None,
+        on_commit: Callable[[TableSummary], None] | None = None,
     ) -> TableSummary:
         """Export the store into the table."""
         files: dict[str, Any] = {"on_commit": on_commit}

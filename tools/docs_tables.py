@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from logquarry.cli import outcome
 from logquarry.format import (
     batch,
     checkpoint,
@@ -132,14 +131,6 @@ def verify() -> str:
     return f"{before}<!-- kinds -->\n{findings.markdown()}\n<!-- end -->{after}"
 
 
-def command_line() -> str:
-    """Return docs/command-line.md with a new table of exit codes."""
-    text = (DOCS / "command-line.md").read_text("utf-8")
-    before, rest = text.split("<!-- exit codes -->\n", 1)
-    _, after = rest.split("<!-- end -->", 1)
-    return f"{before}<!-- exit codes -->\n{outcome.markdown()}\n<!-- end -->{after}"
-
-
 def compatibility_page() -> str:
     """Return docs/compatibility.md with new tables of results."""
     text = (DOCS / "compatibility.md").read_text("utf-8")
@@ -158,7 +149,6 @@ def broker() -> str:
 
 PAGES = {
     "broker-requests.md": broker,
-    "command-line.md": command_line,
     "compatibility.md": compatibility_page,
     "formats.md": formats,
     "verify.md": verify,

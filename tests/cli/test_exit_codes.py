@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from logquarry.cli import main as cli_main
 from logquarry.cli import outcome
-from logquarry.cli.outcome import MEANINGS, ExitCode, exit_code
+from logquarry.cli.outcome import ExitCode, exit_code
 from logquarry.errors import (
     BadRow,
     CorruptFrame,
@@ -52,8 +53,10 @@ def test_the_code_of_an_error(error: Exception, code: ExitCode) -> None:
     assert exit_code(error) is code
 
 
-def test_each_code_has_a_meaning() -> None:
-    assert list(MEANINGS) == list(ExitCode)
+def test_the_docs_list_each_code() -> None:
+    page = Path(__file__).parents[2] / "docs" / "command-line.md"
+    codes = re.findall(r"^\| (\d+) \| ", page.read_text("utf-8"), re.MULTILINE)
+    assert list(map(int, codes)) == list(ExitCode)
 
 
 def test_codes_of_commands(damaged_store: Path, tmp_path: Path) -> None:

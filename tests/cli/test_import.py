@@ -443,7 +443,7 @@ def test_many_bodies_of_all_sizes(
     most_kept: int, tmp_path: Path, put_in: Import, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("logquarry.ingest.importing.MOST_KEPT", most_kept)
-    monkeypatch.setattr("logquarry.ingest.parquet_rows.PARQUET_BYTES", 4_000)
+    monkeypatch.setattr("logquarry.ingest.rows.PARQUET_BYTES", 4_000)
     bodies = [bytes([n % 256]) * (n * n % 7_000) for n in range(400)]
     table = pa.table({"topic": ["t"] * 400, "body": bodies, "flag": pa.array(range(400))})
     pq.write_table(table, tmp_path / "x.parquet", row_group_size=150)

@@ -16,7 +16,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.cli.output import Output
-from logquarry.cli.replication import _Line
+from logquarry.cli.replication import _lines
 from logquarry.format import broker_json
 from logquarry.replication import HaMaster, SlaveStatus
 from tests.cli.test_process import COMMAND
@@ -159,11 +159,11 @@ def test_a_master_that_fails_ends_the_command(
 def test_notes_name_the_master_once(capsys: pytest.CaptureFixture[str]) -> None:
     status = SlaveStatus("m:1", False, 0, None, 0, 0, False, "m:1: refused", False, 0)
     slave = SimpleNamespace(status=lambda: status)
-    line = _Line(Output(quiet=False), cast(Any, slave), None, ends=False)
-    line()
+    lines = _lines(Output(quiet=False), cast(Any, slave), None, ends=False)
+    next(lines)
     status = status._replace(is_connected=True, trouble="")
-    line()
-    line()
+    next(lines)
+    next(lines)
     assert capsys.readouterr().err == "m:1: refused\nm:1: connected\n"
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.report.charts import figures
-from logquarry.report.page import Page, Table, Tile, render, script_json
+from logquarry.report.page import Table, Tile, render, script_json
 from logquarry.report.survey import MOST_BINS, PERCENTILES, Survey, bin_size, survey
 from logquarry.store.message_store import MessageStore
 from logquarry.store.overview import overview
@@ -157,7 +157,7 @@ def test_hostile_text_is_escaped(small_store: Path, tmp_path: Path) -> None:
 
     evil = f"<img src=x onerror=alert(1)>{HOSTILE}'\""
     table = Table(evil, [evil], [[evil]], empty=evil)
-    page = render(Page(evil, evil, [Tile(evil, evil, evil)], [], [table], [evil]))
+    page = render(evil, evil, [Tile(evil, evil, evil)], [], [table], [evil])
     assert "<img" not in page and "</script>" not in page
     assert page.count(html.escape(printable(evil), quote=True)) == 10
 

@@ -36,8 +36,8 @@ def export_parquet(store: Path, folder: Path, **options: Any) -> Path:
     """Write a store as Parquet as the export's workers do, without Spark and without a manifest."""
     output = OutputFolder(folder)
     output.make("staging")
-    for number, task in enumerate(plan_tasks(ReadOptions(paths=(str(store),), **options))):
-        for file in write_task(number, task, output, "staging", ()).files:
+    for task in plan_tasks(ReadOptions(paths=(str(store),), **options)):
+        for file in write_task(task, output, "staging", ()).files:
             output.move(file.staged, file.path)
     output.remove_folder("staging")
     return folder

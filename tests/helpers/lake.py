@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 import logquarry as lq
-from logquarry.spark.lakehouse.advance import Work
-from logquarry.spark.lakehouse.export import TableExport, TableSummary, delta_export, iceberg_export
+from logquarry.spark.lakehouse.advance import TableSummary, Work
+from logquarry.spark.lakehouse.export import TableExport, delta_export, iceberg_export
 from logquarry.spark.lakehouse.write import TableResult
 from logquarry.spark.tasks import ReadTask
 
@@ -42,9 +42,9 @@ def numbers(first: int, stop: int) -> list[bytes]:
 def run_here(tasks: Sequence[ReadTask], work: Work) -> list[TableResult]:
     """Run each task in turn; task and result are pickled, as between Spark's processes."""
     found = []
-    for number, task in enumerate(tasks):
+    for task in tasks:
         own_work, own_task = pickle.loads(pickle.dumps((work, task)))
-        found.append(pickle.loads(pickle.dumps(own_work(number, own_task))))
+        found.append(pickle.loads(pickle.dumps(own_work(own_task))))
     return found
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 from logquarry.log.batches import DamageLog
 from logquarry.spark.options import ReadOptions, parse_read_options
+from logquarry.spark.stream_admission import StreamOffset
 from logquarry.spark.stream_planner import Limits, StreamPlanner
 from logquarry.spark.tasks import plan_tasks, read_batches
 from tests.helpers.store_maker import StoreMaker
-
-Document = dict[str, Any]
 
 
 class Stream:
@@ -31,8 +30,8 @@ class Stream:
         self.rows: list[dict[str, Any]] = []
         self.batches: list[int] = []
         self.damage = DamageLog()
-        self.at: Document | None = None
-        self.planned: tuple[Document, Document] | None = None
+        self.at: StreamOffset | None = None
+        self.planned: tuple[StreamOffset, StreamOffset] | None = None
         self.restart()
 
     def restart(self, **options: str) -> None:
@@ -47,9 +46,9 @@ class Stream:
 
     def plan(self) -> bool:
         """Write the next batch into the offset log; return whether there is one."""
-        start = _through_json(self.planner.initial()) if self.at is None else self.at
-        end = _through_json(self.planner.latest(start, self.limits))
-        if json.dumps(end) == json.dumps(start):
+        start = through_json(self.planner.initial()) if self.at is None else self.at
+        end = through_json(self.planner.latest(start, self.limits))
+        if json.dumps(end.to_json()) == json.dumps(start.to_json()):
             return False
         self.planned = start, end
         return True
@@ -60,14 +59,14 @@ class Stream:
         start, end = self.planned
         if self.at is None:
             # Spark also asks for the initial offset after a restart.
-            start = _through_json(self.planner.initial())
+            start = through_json(self.planner.initial())
         found = list(self.read(start, end))
         self.rows += found
         self.batches.append(len(found))
         self.at, self.planned = end, None
         return len(found)
 
-    def read(self, start: Document, end: Document) -> Iterator[dict[str, Any]]:
+    def read(self, start: StreamOffset, end: StreamOffset) -> Iterator[dict[str, Any]]:
         for task in self.planner.tasks(start, end):
             for batch in read_batches(task, self.damage):
                 yield from batch.to_pylist()
@@ -86,9 +85,9 @@ class Stream:
         return sorted((row["broker"], row["physical_offset"]) for row in self.rows)
 
 
-def _through_json(document: Document) -> Document:
-    found: Document = json.loads(json.dumps(document))
-    return found
+def through_json(offset: StreamOffset) -> StreamOffset:
+    """Write an offset into Spark's checkpoint, and read it."""
+    return StreamOffset.from_json(json.loads(json.dumps(offset.to_json())))
 
 
 def batch_places(stream: Stream) -> list[tuple[str, int]]:

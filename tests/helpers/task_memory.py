@@ -17,7 +17,6 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.ingest.load import Appending, append_to_store, plan_load
 from logquarry.ingest.staging import LoadPlan, Staged, Stager, by_broker
-from logquarry.log import schema
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import LOADS
 from logquarry.read.store_sizes import with_sizes
@@ -82,18 +81,17 @@ def _read(store: Path, _: Path, size: int) -> None:
 
 
 def _export(store: Path, out: Path, size: int) -> None:
-    write_task(0, _task(store, size), OutputFolder(out), "staging", ["topic"])
+    write_task(_task(store, size), OutputFolder(out), "staging", ["topic"])
 
 
 def _table(store: Path, out: Path, size: int) -> None:
     writer = TableWriter(
         folder=OutputFolder(out),
         run="run",
-        columns=schema.NAMES,
         partition_by=("topic",),
         partitions_in_files=True,
     )
-    writer(0, _task(store, size))
+    writer(_task(store, size))
 
 
 def _verify(store: Path, _: Path, size: int) -> None:

@@ -44,7 +44,7 @@ def run_here(
     _spark: object,
     _name: str,
     tasks: Sequence[T],
-    work: Callable[[int, T], R],
+    work: Callable[[T], R],
     *,
     weight: Callable[[T], int],
     progress: object = None,
@@ -52,11 +52,11 @@ def run_here(
 ) -> list[R]:
     """Run tasks as Spark does, without Spark and in another order."""
     found: list[R] = []
-    for number, task in reversed(list(enumerate(tasks))):
+    for task in reversed(tasks):
         sent_work, sent_task = pickle.loads(pickle.dumps((work, task)))
         assert weight(task) >= 0
         pause()
-        found.append(pickle.loads(pickle.dumps(sent_work(number, sent_task))))
+        found.append(pickle.loads(pickle.dumps(sent_work(sent_task))))
     return found[::-1]
 
 

@@ -56,7 +56,7 @@ def _workers(spark: SparkSession) -> int:
     return len(set(run_tasks(spark, "who", [0.2] * 8, _executor, weight=lambda _: 1)))
 
 
-def _executor(_: int, seconds: float) -> int:
+def _executor(seconds: float) -> int:
     # Long enough that one executor cannot finish all tasks before the other starts.
     time.sleep(seconds)
     # All Python workers of an executor share one daemon.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -37,10 +37,7 @@ _BATCH: Final = {"put": 1, "put-batch": 32, "put-many": 10_000, "get": 10_000, "
 def _number(flag: str, help: str, default: int | None = None, **given: Any) -> _Option:
     kind = click.IntRange(given.pop("least", 1), given.pop("most", None))
     names = [flag, given.pop("name")] if "name" in given else [flag]
-    is_shown = default is not None
-    return click.option(
-        *names, type=kind, default=default, show_default=is_shown, help=help, **given
-    )
+    return click.option(*names, type=kind, default=default, help=help, **given)
 
 
 def _folder(help: str) -> _Option:
@@ -50,7 +47,6 @@ def _folder(help: str) -> _Option:
         metavar="DIR",
         type=options.LocalFolder(),
         default=Path("bench-store"),
-        show_default=True,
         help=help,
     )
 
@@ -59,7 +55,7 @@ _TOPICS: Final = _number("--topics", "Number of topics.", 4, most=_MOST_TOPICS)
 _QUEUES: Final = _number("--queues", "Queues of each topic.", 4, most=_MOST_QUEUES)
 _LOAD: Final = (
     _folder("Folder for the store; the store is deleted at the end."),
-    _number("--n", "Messages to measure.", 1_000_000, name="count", metavar="N"),
+    _number("--n", "Messages to measure.", 1_000_000, metavar="N"),
     _number("--body", "Bytes of a body.", 256, least=0, most=(1 << 22) - 1, metavar="B"),
     _TOPICS,
     _QUEUES,
@@ -73,7 +69,6 @@ _PUTS: Final = (
         "--flush",
         type=click.Choice(["async", "sync"]),
         default="async",
-        show_default=True,
         help="sync: each put waits until its message is on the disk.",
     ),
     click.option(
@@ -100,7 +95,6 @@ _MODE: Final = click.option(
     "recovery",
     type=click.Choice(["safe", "rocketmq"]),
     default="safe",
-    show_default=True,
     help="Recovery rules: safe keeps every sound message; rocketmq recovers as RocketMQ does.",
 )
 _BESIDE: Final = click.option(
@@ -132,38 +126,28 @@ _OWN: Final[dict[str, tuple[_Option, ...]]] = {
 }
 
 
-def _run(kind: str, **given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _run(
+    kind: str, folder: Path, flush: str, transient: bool, beside: Sequence[str] = (), **given: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
     from logquarry.bench.store import Load, bench_store
 
-    load = Load(
-        n=given["count"],
-        **{name: given[name] for name in ("body", "topics", "queues", "keys", "threads")},
-        outstanding=given.get("outstanding", 0),
-        batch=given.get("batch", 1),
-        is_sync=given["flush"] == "sync",
-        is_transient=given["transient"],
-        as_messages=given.get("as_messages", False),
-        warmup=given["warmup"],
-        prime=given["prime"],
-    )
-    beside = given.get("beside", ())
+    shown = ("body", "topics", "queues", "keys", "threads", "outstanding", "batch")
+    load = Load(**{"batch": 1, **given}, is_sync=flush == "sync", is_transient=transient)
     if beside and (load.threads > 1 or load.outstanding or load.is_sync):
         raise UsageError("--beside needs --threads 1, and no --outstanding or --flush sync")
-    found = bench_store(kind, given["folder"], load, beside)
-    names = ("body", "topics", "queues", "keys", "threads", "outstanding", "batch")
-    stated = {name: getattr(load, name) for name in names}
-    stated |= {"flush": given["flush"], "transient": load.is_transient}
-    return {"bench": kind, **stated}, dict(found)
+    found = bench_store(kind, folder, load, beside)
+    stated = {name: getattr(load, name) for name in shown}
+    return {"bench": kind, **stated, "flush": flush, "transient": transient}, dict(found)
 
 
 def _run_recovery(
-    kind: str, folder: Path, count: int, recovery: str, **given: Any
+    kind: str, folder: Path, n: int, recovery: str, **given: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     from logquarry.bench.scan import bench_recovery
     from logquarry.bench.store import LARGEST_BATCH, Load
 
     fitting = max(1, LARGEST_BATCH // max(1, given["body"]))
-    load = Load(n=count, batch=min(count, _BATCH["put-many"], fitting), **given)
+    load = Load(n=n, batch=min(n, _BATCH["put-many"], fitting), **given)
     found = bench_recovery(kind, folder, load, recovery)
     return {"bench": kind, "recovery": recovery, **given}, found
 
@@ -229,7 +213,6 @@ for _kind in _HELP:
 @click.option(
     "--body",
     default="256-1024",
-    show_default=True,
     metavar="B",
     help="Bytes of a body, or a range of them.",
 )

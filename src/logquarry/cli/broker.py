@@ -40,14 +40,12 @@ _GARBAGE: Final = 100_000
     "--listen",
     metavar="HOST:PORT",
     default="127.0.0.1:10911",
-    show_default=True,
     help="Address of the broker. Port 0: the system chooses a free port.",
 )
 @click.option(
     "--name-port",
     type=click.IntRange(0, 65_535),
     default=9_876,
-    show_default=True,
     help="Port of the name server, on the same host. Port 0: the system chooses a free port.",
 )
 @click.option(
@@ -74,7 +72,6 @@ _GARBAGE: Final = 100_000
     "--queues",
     type=click.IntRange(1, 1_024),
     default=8,
-    show_default=True,
     help="Maximum number of queues of a topic that a send creates.",
 )
 @click.option(
@@ -82,14 +79,12 @@ _GARBAGE: Final = 100_000
     "name",
     metavar="NAME",
     default="broker-a",
-    show_default=True,
     help="Name of the broker.",
 )
 @click.option(
     "--cluster",
     metavar="NAME",
     default="DefaultCluster",
-    show_default=True,
     help="Name of the cluster.",
 )
 @click.option(

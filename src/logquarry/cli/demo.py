@@ -31,7 +31,6 @@ _STORE = "real-broker"
     metavar="DIR",
     type=options.LocalFolder(),
     default=Path("demo-output"),
-    show_default=True,
     help="Folder for the Parquet files and the report.",
 )
 @options.quiet

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
@@ -18,8 +19,8 @@ from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
     from logquarry.log.batches import OnDamage
-    from logquarry.spark.lakehouse.advance import Done
-    from logquarry.spark.lakehouse.export import TableExport, TableSummary
+    from logquarry.spark.lakehouse.advance import TableSummary
+    from logquarry.spark.lakehouse.export import TableExport
     from logquarry.spark.options import ReadOptions
 
 
@@ -38,81 +39,14 @@ _CATALOG = click.option(
     metavar="NAME=VALUE",
     help="Iceberg: a property of the catalog.  [default: SQLite in DEST/catalog.db]",
 )
-_OPTIONS = (
-    click.option(
-        "--follow",
-        is_flag=True,
-        help="Tables: after the export, add new messages as they are stored, until Ctrl-C.",
-    ),
-    click.option(
-        "--interval",
-        metavar="SECONDS",
-        type=click.FloatRange(min=0, min_open=True),
-        help="With --follow: seconds between two checks for new messages.  [default: 10]",
-    ),
-    click.option(
-        "--max-bytes",
-        metavar="SIZE",
-        help="Tables: maximum bytes of log in one commit: 4g.  [default: no limit]",
-    ),
-    click.option(
-        "--decode",
-        metavar="raw|json|avro|protobuf",
-        help="Tables: decode bodies into the column value.  [default: raw, no such column]",
-    ),
-    click.option(
-        "--decode-schema",
-        metavar="FILE",
-        help="With --decode. json: a DDL string, or a file with a DDL or a JSON Schema (default: "
-        "inferred from a sample). avro: an .avsc file. protobuf: a descriptor set of protoc.",
-    ),
-    click.option(
-        "--decode-message",
-        metavar="NAME",
-        help="With --decode protobuf: full name of the message type.",
-    ),
-    click.option(
-        "--dead-letters",
-        metavar="DEST",
-        help="With --decode: table for bodies that do not decode.  [default: beside the table]",
-    ),
-    _TABLE,
-    _CATALOG,
-    click.option(
-        "--schema",
-        type=click.Choice(["native", "kafka"]),
-        help="Tables: logquarry's columns, or those of Spark's Kafka source.  [default: native]",
-    ),
-    click.option(
-        "--moved",
-        is_flag=True,
-        help="Tables: accept that a store has another path than at the last export.",
-    ),
-)
 
 
-class TableFlags(NamedTuple):
-    """The values of the options that only apply to tables, as the user typed them."""
-
-    follow: bool = False
-    interval: float | None = None
-    max_bytes: str | None = None
-    decode: str | None = None
-    decode_schema: str | None = None
-    decode_message: str | None = None
-    dead_letters: str | None = None
-    table: str | None = None
-    catalog: tuple[str, ...] = ()
-    schema: str | None = None
-    moved: bool = False
-
-    def refuse(self, kind: str, *names: str) -> None:
-        """Raise UsageError if the user passed options that do not apply to the format ``kind``."""
-        for name in names or self._fields:
-            if getattr(self, name):
-                takers = "iceberg" if names else " and ".join(KINDS)
-                option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} is for --format {takers}, not {kind}")
+def _refuse(flags: Mapping[str, Any], kind: str, takers: str) -> None:
+    """Raise UsageError if the user passed one of the options, which need the format ``takers``."""
+    for name, value in flags.items():
+        if value:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is for --format {takers}, not {kind}")
 
 
 def prepared(
@@ -121,7 +55,15 @@ def prepared(
     target: str,
     read: ReadOptions,
     partition_by: Sequence[str],
-    flags: TableFlags,
+    *,
+    table: str | None,
+    catalog: Sequence[str],
+    interval: float | None,
+    max_bytes: str | None,
+    decode: str | None,
+    decode_schema: str | None,
+    decode_message: str | None,
+    **flags: Any,
 ) -> TableExport:
     """Make the export that the options describe, and check its stores and destination.
 
@@ -135,32 +77,18 @@ def prepared(
         iceberg_export,
     )
 
-    most = options.parsed("--max-bytes", flags.max_bytes, text.byte_count)
+    most = options.parsed("--max-bytes", max_bytes, text.byte_count)
     read = replace(read, max_bytes=most or read.max_bytes)
-    if flags.interval is not None and not flags.follow:
+    if interval is not None and not flags["follow"]:
         raise UsageError("--interval needs --follow")
-    common: dict[str, Any] = {
-        "partition_by": partition_by,
-        "decode": parse_decode_options(
-            flags.decode or "raw", flags.decode_schema, flags.decode_message
-        ),
-        "dead_letters": flags.dead_letters,
-        "follow": flags.follow,
-        "interval": flags.interval or DEFAULT_INTERVAL,
-        "moved": flags.moved,
-    }
+    flags |= {"partition_by": partition_by, "interval": interval or DEFAULT_INTERVAL}
+    flags["decode"] = parse_decode_options(decode or "raw", decode_schema, decode_message)
     if kind == "delta":
-        flags.refuse(kind, "table", "catalog")
-        export = delta_export(stores, target, read, **common)
+        _refuse({"table": table, "catalog": catalog}, kind, "iceberg")
+        export = delta_export(stores, target, read, **flags)
     else:
-        export = iceberg_export(
-            stores,
-            target,
-            read,
-            table=flags.table or DEFAULT_TABLE,
-            catalog=named_values(flags.catalog),
-            **common,
-        )
+        name, properties = table or DEFAULT_TABLE, named_values(catalog)
+        export = iceberg_export(stores, target, read, table=name, catalog=properties, **flags)
     export.check()
     return export
 
@@ -178,7 +106,7 @@ def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
     follow = export.options.follow
     where = export.target.table.folder.location
 
-    def note_commit(done: Done) -> None:
+    def note_commit(done: TableSummary) -> None:
         out.note(
             f"{where}: {text.plural(done.summary.total.messages, 'message')} in "
             f"{text.plural(done.commits, 'commit')} so far"
@@ -215,7 +143,6 @@ def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
     "kind",
     type=click.Choice(["parquet", "jsonl", *KINDS]),
     default="parquet",
-    show_default=True,
     help="delta and iceberg need Spark.",
 )
 @click.option(
@@ -234,7 +161,55 @@ def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
     metavar="topic,body",
     help="Parquet and tables: only these columns, in this order.  [default: all columns]",
 )
-@options.bundle("flags", TableFlags, _OPTIONS)
+@click.option(
+    "--follow",
+    is_flag=True,
+    help="Tables: after the export, add new messages as they are stored, until Ctrl-C.",
+)
+@click.option(
+    "--interval",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With --follow: seconds between two checks for new messages.  [default: 10]",
+)
+@click.option(
+    "--max-bytes",
+    metavar="SIZE",
+    help="Tables: maximum bytes of log in one commit: 4g.  [default: no limit]",
+)
+@click.option(
+    "--decode",
+    metavar="raw|json|avro|protobuf",
+    help="Tables: decode bodies into the column value.  [default: raw, no such column]",
+)
+@click.option(
+    "--decode-schema",
+    metavar="FILE",
+    help="With --decode. json: a DDL string, or a file with a DDL or a JSON Schema (default: "
+    "inferred from a sample). avro: an .avsc file. protobuf: a descriptor set of protoc.",
+)
+@click.option(
+    "--decode-message",
+    metavar="NAME",
+    help="With --decode protobuf: full name of the message type.",
+)
+@click.option(
+    "--dead-letters",
+    metavar="DEST",
+    help="With --decode: table for bodies that do not decode.  [default: beside the table]",
+)
+@_TABLE
+@_CATALOG
+@click.option(
+    "--schema",
+    type=click.Choice(["native", "kafka"]),
+    help="Tables: logquarry's columns, or those of Spark's Kafka source.  [default: native]",
+)
+@click.option(
+    "--moved",
+    is_flag=True,
+    help="Tables: accept that a store has another path than at the last export.",
+)
 @options.filters
 @options.on_damage
 @options.decompress
@@ -247,12 +222,13 @@ def export(
     spark_master: str | None,
     partition_by: str | None,
     columns: str | None,
-    flags: TableFlags,
+    schema: str | None,
     filters: options.Filters,
     on_damage: OnDamage,
     decompress: bool,
     config: str | None,
     out: Output,
+    **flags: Any,
 ) -> None:
     """Export messages to Parquet, JSON lines or a table.
 
@@ -265,7 +241,7 @@ def export(
     Example: logquarry export /data/store --to parquet-folder --topic orders
     """
     if kind not in KINDS:
-        flags.refuse(kind)
+        _refuse({**flags, "schema": schema}, kind, " and ".join(KINDS))
     if kind == "jsonl":
         if partition_by is not None or columns is not None:
             raise UsageError("--partition-by and --columns are for Parquet and tables, not jsonl")
@@ -290,19 +266,19 @@ def export(
         config=options.store_config(config) or StoreConfig(),
     )
     names = None if columns is None else _words(columns)
-    if flags.schema == "kafka":
+    if schema == "kafka":
         read = replace(read, schema="kafka", include_headers=HEADERS in (names or ()))
     if names is not None:
         read = replace(read, columns=read.check_names(names))
     folders = _words(partition_by or "")
     if kind in KINDS:
-        export = prepared(kind, stores, target, read, folders, flags)
+        export = prepared(kind, stores, target, read, folders, **flags)
         added = export_table(out, export, spark_master or "local[*]")
         messages.report_damage(out, added.summary.damage, read.on_damage)
         return
     # Check paths and configuration before Spark starts: the start takes seconds, and the user sees
     # an error at once.
-    paths = [path for path, _, _ in open_stores(replace(read, paths=stores))]
+    paths = [layout.root for layout in open_stores(replace(read, paths=stores)).values()]
     with with_spark.session_if_installed(spark_master) as session, full_disk_of(target):
         done = with_spark.export(out, session, paths, target, read, folders)
     messages.report_damage(out, done.summary.damage, read.on_damage)
@@ -405,15 +381,16 @@ def compact(
     from logquarry.spark.compaction import compact as merge
 
     size = options.parsed("--target-size", target_size, text.byte_count)
-    given: dict[str, Any] = {"table": table, "catalog": named_values(catalog)}
-    if spark_master is None:
-        done = merge(dest, target_size=size, **given)
-    else:
-        with (
-            with_spark.session(spark_master) as spark,
-            out.progress("merging", in_bytes=True) as progress,
-        ):
-            done = merge(dest, target_size=size, spark=spark, progress=progress, **given)
+    session = nullcontext() if spark_master is None else with_spark.session(spark_master)
+    with session as spark, out.progress("merging", in_bytes=True) as progress:
+        done = merge(
+            dest,
+            target_size=size,
+            spark=spark,
+            table=table,
+            catalog=named_values(catalog),
+            progress=progress,
+        )
     out.note(
         f"merged {text.plural(done.files_before, 'file')} ({text.size_text(done.bytes_before)}) "
         f"into {text.plural(done.files_after, 'file')} ({text.size_text(done.bytes_after)})"

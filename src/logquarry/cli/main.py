@@ -119,7 +119,11 @@ def _version(ctx: click.Context, option: click.Parameter, is_given: bool) -> Non
 @click.command(
     cls=_Commands,
     name="logquarry",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "show_default": True,
+    },
 )
 @click.option(
     "--version",

@@ -1,12 +1,12 @@
 """The end of a command: its exit code, and the next step that it prints.
 
-Code, help and docs use the one table of exit codes in this module. The next step is a command line
-with the path and options of the command that the user typed.
+docs/command-line.md has a table of the exit codes. The next step is a command line with the path
+and options of the command that the user typed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
@@ -41,48 +41,6 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
-MEANINGS: Final[Mapping[ExitCode, tuple[str, str]]] = {
-    ExitCode.CLEAN: (
-        "the command did everything, and found nothing wrong",
-        "-",
-    ),
-    ExitCode.FINDINGS: (
-        "the command ran and reports one of these: damage, lost messages, a store that needs a "
-        "recovery, stores that diverge, no message at the given place, or a row that cannot be "
-        "imported",
-        "read the output; its last line has the next command",
-    ),
-    ExitCode.USAGE: (
-        "usage: an unknown option or setting, an invalid value, or a target that is not empty",
-        "`logquarry COMMAND --help`",
-    ),
-    ExitCode.UNREADABLE: (
-        "unreadable: there is no store at this path, a link in the store leads to a missing "
-        "folder, you have no permission to read the store, or the disk fails",
-        "give the folder that contains `commitlog/`, mount the disk to which the link leads, or "
-        "run the command as the store's owner",
-    ),
-    ExitCode.REFUSED: (
-        "refused: a process has the store open, the store has a feature that the command would "
-        "harm ([rocketmq-5.md](rocketmq-5.md)), the command cannot change the store safely, the "
-        "disk is full, or the replication between master and slave cannot continue",
-        "do what the error says, and type the same command again",
-    ),
-    ExitCode.FAULT: (
-        "a fault of logquarry itself, with a traceback",
-        "report the traceback",
-    ),
-    ExitCode.INTERRUPTED: (
-        "you pressed Ctrl-C",
-        "type the same command again; `import` prints which option to add",
-    ),
-    ExitCode.TERMINATED: (
-        "SIGTERM ended the command",
-        "type the same command again; `import` prints which option to add",
-    ),
-}
-"""For each exit code, its meaning and what the user should do."""
-
 _OF_ERRORS: Final[tuple[tuple[type[BaseException], ExitCode], ...]] = (
     (errors.UsageError, ExitCode.USAGE),
     (errors.StoreNotFound, ExitCode.UNREADABLE),
@@ -107,13 +65,6 @@ def exit_code(error: BaseException) -> ExitCode:
     if is_full_disk(error):
         return ExitCode.REFUSED
     return next((code for kind, code in _OF_ERRORS if isinstance(error, kind)), ExitCode.FAULT)
-
-
-def markdown() -> str:
-    """Return the table of the exit codes for the documentation."""
-    lines = ["| exit code | meaning | what to do |", "|---|---|---|"]
-    lines += [f"| {code:d} | {meaning} | {todo} |" for code, (meaning, todo) in MEANINGS.items()]
-    return "\n".join(lines)
 
 
 _WORDS: Final = "logquarry.words"

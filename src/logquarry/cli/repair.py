@@ -35,7 +35,6 @@ _NAMES: Final = {
     "--mode",
     type=click.Choice(["safe", "rocketmq"]),
     default="safe",
-    show_default=True,
     help="safe: keep every sound message. rocketmq: recover as RocketMQ does, which ends the log "
     "at the first bad message.",
 )

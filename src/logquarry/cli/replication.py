@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -136,10 +136,10 @@ def _tls(
     return context
 
 
-def show_status(out: Output, waiting: Held, line: Callable[[], str | None]) -> None:
-    """Show a status line until ``line`` returns None or an interrupt arrives."""
+def show_status(out: Output, waiting: Held, lines: Iterable[str]) -> None:
+    """Show each of the lines for a moment as the status line, until an interrupt arrives."""
     with out.status_line() as show:
-        while (words := line()) is not None:
+        for words in lines:
             show(words)
             time.sleep(_STATUS_SECONDS)
             waiting.check()
@@ -174,7 +174,6 @@ def show_status(out: Output, waiting: Held, line: Callable[[], str | None]) -> N
     "--acknowledge",
     type=click.Choice(["flushed", "received"]),
     default="flushed",
-    show_default=True,
     help="Acknowledge bytes when they are on the disk (flushed), or in memory, as RocketMQ does "
     "(received).",
 )
@@ -251,8 +250,7 @@ def replicate(
         if broker is not None:
             fetches = ConfigSyncOptions(tls=context, server_name=tls_name)
             sync = besides.enter_context(ConfigSync(opened, *broker, options=fetches))
-        line = _Line(out, slave, sync, ends=once)
-        show_status(out, waiting, line)
+        show_status(out, waiting, _lines(out, slave, sync, ends=once))
         for part in (slave, sync):
             if part is not None and part.error is not None:
                 raise part.error
@@ -282,41 +280,33 @@ def _fetch_last(out: Output, sync: ConfigSync) -> None:
         raise ReplicationError(f"{sync.master}: {'; '.join(synced.problems)}")
 
 
-class _Line:
-    def __init__(self, out: Output, slave: HaSlave, sync: ConfigSync | None, *, ends: bool) -> None:
-        self._out = out
-        self._slave = slave
-        self._sync = sync
-        self._config_note = ""
-        self._ends = ends
-        self._log_note = ""
-        self._at = time.monotonic(), 0
-
-    def __call__(self) -> str | None:
-        status = self._slave.status()
-        if status.has_ended or (self._ends and (status.has_all or status.failures >= _TRIES)):
-            return None
+def _lines(out: Output, slave: HaSlave, sync: ConfigSync | None, *, ends: bool) -> Iterator[str]:
+    log_note = config_note = ""
+    before, had = time.monotonic(), 0
+    while True:
+        status = slave.status()
+        if status.has_ended or (ends and (status.has_all or status.failures >= _TRIES)):
+            return
         news = f"{status.master}: connected" if status.is_connected else status.trouble
-        if news and news != self._log_note:
-            self._log_note = news
-            self._out.note(news)
-        if self._sync is not None:
-            fetched = self._sync.status()
+        if news and news != log_note:
+            log_note = news
+            out.note(news)
+        if sync is not None:
+            fetched = sync.status()
             if fetched.has_ended:
-                return None
+                return
             news = fetched.trouble or ("config/ is copied" if fetched.times else "")
-            if news and news != self._config_note:
-                self._config_note = news
-                self._out.note(f"{fetched.master}: {news}")
-        before, had = self._at
+            if news and news != config_note:
+                config_note = news
+                out.note(f"{fetched.master}: {news}")
         now = time.monotonic()
         speed = (status.received_bytes - had) / max(now - before, 1e-3)
-        self._at = now, status.received_bytes
+        before, had = now, status.received_bytes
         state = "complete" if status.has_all else f"{text.size_text(int(speed))}/s"
         if not status.is_connected:
             state = "not connected"
         known = "nothing" if status.acknowledged is None else str(status.acknowledged)
-        return f"{status.master}: log to {status.max_offset}, acknowledged {known}, {state}"
+        yield f"{status.master}: log to {status.max_offset}, acknowledged {known}, {state}"
 
 
 # ------------------------------------------------------------------------------------ serve-master
@@ -326,7 +316,6 @@ class _Line:
     "--listen",
     metavar="HOST:PORT",
     default="127.0.0.1:10912",
-    show_default=True,
     help="Address for slaves. Port 0: the system chooses a free port.",
 )
 @click.option(
@@ -351,7 +340,6 @@ class _Line:
     "--max-connections",
     type=click.IntRange(1),
     default=16,
-    show_default=True,
     help="Maximum number of slaves at the same time.",
 )
 @click.option(
@@ -431,11 +419,11 @@ def serve_master(
         sys.stdout.flush()
         parts = [part for part in (master, server) if part is not None]
 
-        def line() -> str | None:
-            has_ended = any(part.error is not None for part in parts)
-            return None if has_ended else _line(master.status())
+        def lines() -> Iterator[str]:
+            while all(part.error is None for part in parts):
+                yield _line(master.status())
 
-        show_status(out, waiting, line)
+        show_status(out, waiting, lines())
         for part in parts:
             if part.error is not None:
                 raise part.error

@@ -24,8 +24,7 @@ import pyarrow as pa
 from logquarry import text
 from logquarry.errors import BadRow, LogquarryError, MessageRejected, SourceNotReadable, UsageError
 from logquarry.format import properties as props
-from logquarry.ingest.parquet_rows import read_parquet
-from logquarry.ingest.rows import WORDS, Rows, Source, SourceFile, as_stored
+from logquarry.ingest.rows import WORDS, Rows, Source, SourceFile, as_stored, read_parquet
 from logquarry.store.message_store import StoreWriter
 from logquarry.stored_message import JSON_NAMES
 from logquarry.units import Progress
@@ -89,12 +88,10 @@ def _documents(path: str, first: int, lines: list[bytes]) -> tuple[list[int], li
 
 def _rows(path: str, numbers: list[int], documents: list[Document], done: int) -> Rows:
     unbatched = Rows(pa.record_batch({}), path, "line", numbers, done)
-    for shape in set(map(tuple, documents)):
-        for name in shape:
-            if name not in _KNOWN:
-                index = next(i for i, document in enumerate(documents) if name in document)
-                raise unbatched.bad(index, f"an export has no column {name!r}")
     names = set(chain.from_iterable(set(map(tuple, documents))))
+    for name in names - _KNOWN:
+        index = next(i for i, document in enumerate(documents) if name in document)
+        raise unbatched.bad(index, f"an export has no column {name!r}")
     columns = {
         name: _column(unbatched, name, [document.get(name) for document in documents])
         for name in _KINDS

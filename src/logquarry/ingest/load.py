@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -236,7 +235,62 @@ def commit_load(
     """
     if any(task.load != load for task in tasks):
         raise UsageError(f"{plan.path}: a task has staged another load than {load}")
-    return _Commit(plan, load, tasks, run, disk or Disk()).run()
+    own = disk or Disk()
+    own.make_folders(plan.loads)
+    with _locked(own, plan.loads):
+        decision, ledger = _Decision(plan, own), Ledger(own, Path(plan.path))
+        decision.require_segments()
+        decision.finish(run)
+        if ledger.has(load):
+            _forget(plan, load)
+            return LoadSummary(was_there=True)
+        if not _began(plan, load, own):
+            _place_dead_letters(plan, load, tasks, own)
+        segments = by_broker(tasks)
+        _warn_of_space(plan, segments)
+        if plan.brokers == 1:
+            # A load without rows also creates the store, and adds an entry to the store's ledger.
+            store = str(plan.store(0))
+            # Do not send the list of queues to the task, because the segment files contain it.
+            sent = tuple(replace(segment, queues=()) for segment in segments.get(0, ()))
+            found = {store: run([Appending(store, plan.config, load, sent, LOADS)])[0]}
+        elif segments:
+            for segment in chain.from_iterable(segments.values()):
+                # Check the segments before the decision. After it, a missing segment would make
+                # each later load into this path fail too.
+                find_segment(plan.loads / load.staged, segment)
+            decision.make(load, {plan.store(b).name: some for b, some in segments.items()})
+            found = decision.finish(run)
+        else:
+            ledger.add(load)
+            found = {}
+        _forget(plan, load)
+        if not load.is_named:
+            ledger.forget(load)
+    return LoadSummary(
+        rows=sum(loaded.rows for loaded in found.values()),
+        bytes=sum(loaded.bytes for loaded in found.values()),
+        rejected=sum(task.rejected for task in tasks),
+        was_there=any(loaded.was_there for loaded in found.values()),
+        stores={store: (loaded.start, loaded.end) for store, loaded in found.items()},
+    )
+
+
+def _place_dead_letters(plan: LoadPlan, load: LoadId, tasks: Sequence[Staged], disk: Disk) -> None:
+    if plan.dead_letters is None:
+        return
+    folder = Path(plan.dead_letters)
+    ordered = sorted(tasks, key=lambda task: task.partition)
+    names = [task.dead_letters for task in ordered if task.dead_letters is not None]
+    if names or folder.is_dir():
+        disk.make_folders(folder)
+        place_letters(folder, load, names, disk)
+
+
+def _forget(plan: LoadPlan, load: LoadId) -> None:
+    remove_staged(plan.loads, load)
+    if plan.dead_letters is not None:
+        forget_letters(Path(plan.dead_letters), load)
 
 
 def discard_load(plan: LoadPlan, load: LoadId, tasks: Sequence[Staged]) -> None:
@@ -260,82 +314,6 @@ def _began(plan: LoadPlan, load: LoadId, disk: Disk) -> bool:
     decided = _Decision(plan, disk).load
     intent = Ledger(disk, Path(plan.path)).intent() if plan.brokers == 1 else None
     return load in (decided, None if intent is None else intent.load)
-
-
-@dataclass(frozen=True)
-class _Commit:
-    plan: LoadPlan
-    load: LoadId
-    tasks: Sequence[Staged]
-    appends: RunAppends
-    disk: Disk
-
-    @cached_property
-    def _ledger(self) -> Ledger:
-        return Ledger(self.disk, Path(self.plan.path))
-
-    def run(self) -> LoadSummary:
-        plan, disk = self.plan, self.disk
-        disk.make_folders(plan.loads)
-        with _locked(disk, plan.loads):
-            decision = _Decision(plan, disk)
-            decision.require_segments()
-            decision.finish(self.appends)
-            if self._ledger.has(self.load):
-                self._forget()
-                return LoadSummary(was_there=True)
-            if not _began(plan, self.load, disk):
-                self._place_dead_letters()
-            found = self._append(decision)
-            self._forget()
-            if not self.load.is_named:
-                self._ledger.forget(self.load)
-        return LoadSummary(
-            rows=sum(loaded.rows for loaded in found.values()),
-            bytes=sum(loaded.bytes for loaded in found.values()),
-            rejected=sum(task.rejected for task in self.tasks),
-            was_there=any(loaded.was_there for loaded in found.values()),
-            stores={store: (loaded.start, loaded.end) for store, loaded in found.items()},
-        )
-
-    def _append(self, decision: _Decision) -> dict[str, Loaded]:
-        plan, load = self.plan, self.load
-        segments = by_broker(self.tasks)
-        _warn_of_space(plan, segments)
-        if plan.brokers == 1:
-            # A load without rows also creates the store, and adds an entry to the store's ledger.
-            store = plan.store(0)
-            # Do not send the list of queues to the task, because the segment files contain it.
-            sent = tuple(replace(segment, queues=()) for segment in segments.get(0, ()))
-            appending = Appending(str(store), plan.config, load, sent, LOADS)
-            return {str(store): self.appends([appending])[0]}
-        if not segments:
-            self._ledger.add(load)
-            return {}
-        for segment in chain.from_iterable(segments.values()):
-            # Check the segments before the decision. After it, a missing segment would make each
-            # later load into this path fail too.
-            find_segment(plan.loads / load.staged, segment)
-        decision.make(load, {plan.store(b).name: found for b, found in segments.items()})
-        done = decision.finish(self.appends)
-        assert done is not None
-        return done
-
-    def _place_dead_letters(self) -> None:
-        plan = self.plan
-        if plan.dead_letters is None:
-            return
-        folder = Path(plan.dead_letters)
-        tasks = sorted(self.tasks, key=lambda task: task.partition)
-        names = [task.dead_letters for task in tasks if task.dead_letters is not None]
-        if names or folder.is_dir():
-            self.disk.make_folders(folder)
-            place_letters(folder, self.load, names, self.disk)
-
-    def _forget(self) -> None:
-        remove_staged(self.plan.loads, self.load)
-        if self.plan.dead_letters is not None:
-            forget_letters(Path(self.plan.dead_letters), self.load)
 
 
 class _Decision:
@@ -385,10 +363,10 @@ class _Decision:
                 )
                 raise CorruptFile(str(self._path), 0, reason) from error
 
-    def finish(self, run: RunAppends) -> dict[str, Loaded] | None:
+    def finish(self, run: RunAppends) -> dict[str, Loaded]:
         found = self._read()
         if found is None:
-            return None
+            return {}
         load, stores = found
         root = Path(self._plan.path)
         appendings = [

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
+import altair as alt
+
 from logquarry.report.drawing import (
     BAR_HEIGHT,
     BLUE,
@@ -96,8 +98,6 @@ def _messages_per_topic(found: Survey) -> Figure:
 
 # ------------------------------------------------------------------------------------ over time
 def _over_time(found: Survey) -> Figure:
-    import altair as alt
-
     top = [name for name, _ in found.messages.most_common(_MOST_LINES)]
     series: dict[str, Any] = {printable(name): found.over_time[name] for name in top}
     rest = [line for name, line in found.over_time.items() if name not in top]
@@ -177,8 +177,6 @@ def _time_format(span_ms: int) -> str:
 
 # ------------------------------------------------------------------------------ distributions
 def _body_sizes(found: Survey) -> Figure:
-    import altair as alt
-
     used = found.body_sizes.nonzero()[0]
     rows: list[dict[str, Any]] = []
     # Add an empty bin at each end. Without it, a single bar would be as wide as the whole chart.
@@ -224,8 +222,6 @@ def _size_range(bits: int) -> str:
 
 
 def _latencies(found: Survey) -> Figure | None:
-    import altair as alt
-
     if not found.has_latencies:
         return None
     rows = []
@@ -285,8 +281,6 @@ def _tags(found: Survey) -> Figure | None:
 
 
 def _delays(found: Survey, pending: Mapping[int, int]) -> Figure | None:
-    import altair as alt
-
     if not found.delay_levels:
         return None
     rows: list[dict[str, Any]] = []

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import altair as alt
 
 from logquarry.report.survey import FileUse, Survey
 from logquarry.text import plural, printable, size_text
-
-if TYPE_CHECKING:
-    import altair as alt
-
 
 # The colours of Okabe and Ito. Colour-blind readers can distinguish them, also in a grey print.
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = (
@@ -56,8 +54,6 @@ def share(part: float) -> str:
 
 def bars(rows: Sequence[Mapping[str, Any]], what: str) -> Mapping[str, Any]:
     """Return a chart with a horizontal bar and a number for each row."""
-    import altair as alt
-
     most = max((row["value"] for row in rows), default=1)
     longest = max((len(row["text"]) for row in rows), default=1)
     # Leave room for the number after the longest bar.
@@ -74,8 +70,6 @@ def bars(rows: Sequence[Mapping[str, Any]], what: str) -> Mapping[str, Any]:
 
 def chart_of(rows: Sequence[Mapping[str, Any]]) -> alt.Chart:
     """Return a chart with its data in the specification, so that the page loads no other file."""
-    import altair as alt
-
     return alt.Chart(alt.InlineData(values=list(rows)))
 
 
@@ -115,8 +109,6 @@ _USES: Final = (
 
 def file_map(found: Survey) -> Figure | None:
     """Return a chart that shows what each log file contains; None for a store without log files."""
-    import altair as alt
-
     if not found.files:
         return None
     files = _shown_files(found.files)

@@ -11,22 +11,24 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.disk.config_file import delay_offsets
 from logquarry.errors import LogquarryError
 from logquarry.format import properties as props
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.verification import verify_store
-from logquarry.report.drawing import Figure
 from logquarry.report.survey import Survey, survey
 from logquarry.store.message_store import MessageStore
 from logquarry.store.overview import Overview, overview
 from logquarry.text import count_text, duration_text, plural, printable, size_text, time_text
 from logquarry.units import Bars
+
+if TYPE_CHECKING:
+    from logquarry.report.drawing import Figure
 
 MOST_ROWS: Final = 500
 
@@ -76,20 +78,15 @@ class Table:
     empty: str = "Nothing."
 
 
-@dataclass(frozen=True)
-class Page:
-    """The contents of a page: its title, numbers, notes, charts and tables."""
-
-    title: str
-    subtitle: str
-    tiles: Sequence[Tile]
-    figures: Sequence[Figure]
-    tables: Sequence[Table] = field(default_factory=tuple)
-    notes: Sequence[str] = field(default_factory=tuple)
-
-
-def render(page: Page) -> str:
-    """Render a page as one HTML document; escape all texts."""
+def render(
+    title: str,
+    subtitle: str,
+    tiles: Sequence[Tile],
+    figures: Sequence[Figure],
+    tables: Sequence[Table],
+    notes: Sequence[str],
+) -> str:
+    """Render a page with these contents as one HTML document; escape all texts."""
     parts = [
         "<!doctype html>",
         '<html lang="en">',
@@ -98,19 +95,19 @@ def render(page: Page) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="referrer" content="no-referrer">',
-        f"<title>{_text(page.title)}</title>",
+        f"<title>{_text(title)}</title>",
         f"<style>{files('logquarry.report').joinpath('page.css').read_text('utf-8')}</style>",
         "</head>",
         "<body>",
-        f"<header><h1>{_text(page.title)}</h1>",
-        f'<p class="soft">{_text(page.subtitle)}</p></header>',
+        f"<header><h1>{_text(title)}</h1>",
+        f'<p class="soft">{_text(subtitle)}</p></header>',
         '<dl class="tiles">',
-        *(_tile(tile) for tile in page.tiles),
+        *(_tile(tile) for tile in tiles),
         "</dl>",
-        *(f'<p class="note">{_text(note)}</p>' for note in page.notes),
-        *_figures(page.figures),
-        *(line for table in page.tables for line in _table(table)),
-        *_scripts(page.figures),
+        *(f'<p class="note">{_text(note)}</p>' for note in notes),
+        *_figures(figures),
+        *(line for table in tables for line in _table(table)),
+        *_scripts(figures),
         "</body>",
         "</html>",
     ]
@@ -240,7 +237,7 @@ def store_report(
     if glance.hint is not None:
         reason = glance.hint.partition(";")[0]
         notes = [*notes, f"Messages and bytes by queue are unknown: {reason}."]
-    page = Page(
+    return render(
         title=f"Store {store.root}" if title is None else title,
         subtitle=_subtitle(store, glance),
         tiles=_tiles(found, glance, report),
@@ -248,7 +245,6 @@ def store_report(
         tables=[_queue_table(glance), _finding_table(report)],
         notes=notes,
     )
-    return render(page)
 
 
 def _subtitle(store: MessageStore, glance: Overview) -> str:

@@ -78,15 +78,19 @@ __all__ = [
 ]
 
 
-def _class_of(module: str, name: str) -> Any:
-    try:
-        found = getattr(import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        # If PySpark is installed, but a package that it needs is missing, show that error.
-        if error.name is None or not error.name.startswith("pyspark"):
-            raise
-        found = None
-    return found or type(name, (_Absent,), {})
+def _class_of(name: str) -> Any:
+    """Return PySpark's class of this name; an empty class if PySpark has none."""
+    for module in ("pyspark.sql.datasource", "pyspark.sql.streaming.datasource"):
+        try:
+            found = getattr(import_module(module), name, None)
+        except ModuleNotFoundError as error:
+            # If PySpark is installed, but a package that it needs is missing, show that error.
+            if error.name is None or not error.name.startswith("pyspark"):
+                raise
+            continue
+        if found is not None:
+            return found
+    return type(name, (_Absent,), {})
 
 
 class _Absent:
@@ -94,24 +98,11 @@ class _Absent:
 
 
 if not TYPE_CHECKING:
-    _SOURCE, _STREAM = "pyspark.sql.datasource", "pyspark.sql.streaming.datasource"
-    DataSource = _class_of(_SOURCE, "DataSource")
-    DataSourceArrowWriter = _class_of(_SOURCE, "DataSourceArrowWriter")
-    DataSourceReader = _class_of(_SOURCE, "DataSourceReader")
-    DataSourceStreamArrowWriter = _class_of(_SOURCE, "DataSourceStreamArrowWriter")
-    DataSourceStreamReader = _class_of(_SOURCE, "DataSourceStreamReader")
-    DataSourceWriter = _class_of(_SOURCE, "DataSourceWriter")
-    InputPartition = _class_of(_SOURCE, "InputPartition")
-    ReadAllAvailable = _class_of(_STREAM, "ReadAllAvailable")
-    ReadLimit = _class_of(_STREAM, "ReadLimit")
-    ReadMaxBytes = _class_of(_STREAM, "ReadMaxBytes")
-    ReadMaxRows = _class_of(_STREAM, "ReadMaxRows")
-    SupportsTriggerAvailableNow = _class_of(_STREAM, "SupportsTriggerAvailableNow")
-    WriterCommitMessage = _class_of(_SOURCE, "WriterCommitMessage")
+    globals().update({name: _class_of(name) for name in __all__ if name[0].isupper()})
     if issubclass(DataSourceStreamArrowWriter, _Absent):
         # PySpark 4.0 passes Arrow batches to each DataSourceArrowWriter, even to a stream's writer.
         class DataSourceStreamArrowWriter(
-            _class_of(_SOURCE, "DataSourceStreamWriter"), DataSourceArrowWriter
+            _class_of("DataSourceStreamWriter"), DataSourceArrowWriter
         ):
             """Base class of a stream's writer to which Spark passes Arrow batches."""
 

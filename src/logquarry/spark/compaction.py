@@ -12,15 +12,18 @@ import re
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.spark import output
 from logquarry.spark.jobs import run_tasks
-from logquarry.spark.lakehouse.iceberg import CATALOG_FILE
-from logquarry.spark.lakehouse.table import TableFile, TableUnchanged
-from logquarry.spark.lakehouse.write import column_bounds
+from logquarry.spark.lakehouse.delta import Delta
+from logquarry.spark.lakehouse.export import DEFAULT_TABLE
+from logquarry.spark.lakehouse.iceberg import CATALOG_FILE, Iceberg, TableDataFile
+from logquarry.spark.lakehouse.table import TableUnchanged
+from logquarry.spark.lakehouse.write import table_file
 from logquarry.spark.merging import (
     DEFAULT_TARGET_SIZE,
     Merged,
@@ -30,7 +33,6 @@ from logquarry.spark.merging import (
     fewer,
     groups,
     merge,
-    merge_here,
 )
 from logquarry.spark.output import OutputFolder
 from logquarry.systems import held
@@ -38,9 +40,6 @@ from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from logquarry.spark.lakehouse.delta import Delta
-    from logquarry.spark.lakehouse.iceberg import Iceberg, TableDataFile
 
 
 __all__ = ["Compaction", "compact"]
@@ -83,30 +82,14 @@ def compact(
         raise UsageError(f"target_size: takes bytes > 0, not {target_size}")
     folder = OutputFolder(dest, dest_storage_options)
     size = target_size or DEFAULT_TARGET_SIZE
-    run = merge_here if spark is None else _on_spark(spark, folder, progress)
+    name, weight = f"compact {folder.location}", attrgetter("bytes")
+    run = partial(run_tasks, spark, name, work=merge, weight=weight, progress=progress)
     names = dict(folder.names())
     if table is not None or catalog is not None or CATALOG_FILE in names:
-        from logquarry.spark.lakehouse.export import DEFAULT_TABLE
-        from logquarry.spark.lakehouse.iceberg import Iceberg
-
-        name = table or DEFAULT_TABLE
-        file = Path(folder.location) / CATALOG_FILE
-        return compact_iceberg(Iceberg(folder, name, catalog, file), size, run)
+        return compact_iceberg(Iceberg(folder, table or DEFAULT_TABLE, catalog), size, run)
     if "_delta_log" in names:
-        from logquarry.spark.lakehouse.delta import Delta
-
         return compact_delta(Delta(folder, table_storage_options), target_size)
     return compact_folder(folder, size, run)
-
-
-def _on_spark(spark: SparkSession, folder: OutputFolder, progress: Progress | None) -> RunMerges:
-    def run(tasks: Sequence[MergeTask]) -> list[tuple[Merged, ...]]:
-        name = f"compact {folder.location}"
-        return run_tasks(
-            spark, name, tasks, merge, weight=lambda task: task.bytes, progress=progress
-        )
-
-    return run
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +170,9 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
         folder.remove_folder(staging)
         raise
     before = [file for group in chosen for file in group]
-    intent = output.CompactionIntent(
-        staging=staging,
-        moves=[(file.path, _final(file.path, staging)) for file in made],
-        removed=[file.path for file in before],
-        manifest=new,
-    )
+    moves = [(file.path, _final(file.path, staging)) for file in made]
     with held():
-        intent.commit(folder)
+        output.commit_compaction(folder, staging, moves, [file.path for file in before], new)
     return Compaction.of(before, made)
 
 
@@ -356,7 +334,7 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
         if not made:
             return Compaction()
         before = {file.path: file for group in chosen for file in group}
-        added = [_table_file(table, file, before[file.sources[0]]) for file in made]
+        added = [table_file(table.folder, f, before[f.sources[0]].values) for f in made]
     except BaseException:
         _remove(table, made)
         raise
@@ -397,13 +375,3 @@ def _iceberg_task(table: Iceberg, group: Sequence[TableDataFile]) -> MergeTask:
     sources = tuple(Source(file.path, file.bytes, file.rows) for file in group)
     stem = f"{place}{slash}{words[0]}merged"
     return MergeTask(table.folder, sources, stem)
-
-
-def _table_file(table: Iceberg, file: Merged, first: TableDataFile) -> TableFile:
-    return TableFile(
-        path=file.path,
-        rows=file.rows,
-        bytes=file.bytes,
-        values=first.values,
-        bounds=column_bounds(table.folder, file.path),
-    )

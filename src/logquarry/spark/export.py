@@ -186,7 +186,7 @@ def _cores(spark: SparkSession | None) -> int:
         return context_of(spark).defaultParallelism
 
 
-def _tally(_: int, task: ReadTask) -> TaskResult:
+def _tally(task: ReadTask) -> TaskResult:
     damage = DamageLog()
     summary = Summary()
     for batch in read_batches(task, damage):

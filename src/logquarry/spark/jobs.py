@@ -51,7 +51,7 @@ def run_tasks(
     spark: SparkSession | None,
     name: str,
     tasks: Sequence[T],
-    work: Callable[[int, T], R],
+    work: Callable[[T], R],
     *,
     weight: Callable[[T], int],
     progress: Progress | None = None,
@@ -63,8 +63,7 @@ def run_tasks(
 
     Args:
         spark: the session; None to run the tasks in this process, one after the other.
-        work: called in a worker with a task's number and the task. Tasks, `work` and results must
-            be picklable.
+        work: called in a worker with a task. Tasks, `work` and results must be picklable.
         weight: returns a task's share of the progress, for example the task's bytes.
         progress: called on the driver with (weight of the finished tasks, total weight).
         pause: called on the driver several times a second; raise to cancel the job.
@@ -78,9 +77,9 @@ def run_tasks(
     total = sum(map(weight, tasks))
     if spark is None:
         found, done_here = [], 0
-        for number, task in enumerate(tasks):
+        for task in tasks:
             pause()
-            found.append(work(number, task))
+            found.append(work(task))
             done_here += weight(task)
             if progress is not None:
                 progress(done_here, total)
@@ -90,7 +89,7 @@ def run_tasks(
 
         context = context_of(spark)
         done = context.accumulator(0)
-        pieces = [(number, task, weight(task)) for number, task in enumerate(tasks)]
+        pieces = [(task, weight(task)) for task in tasks]
         spread = context.parallelize(pieces, len(pieces))
         group = f"logquarry-{uuid.uuid4().hex}"
         outcome: Future[list[R]] = Future()
@@ -128,11 +127,11 @@ def run_tasks(
     return outcome.result()
 
 
-def _worked(work: Callable[[int, T], R], done: Accumulator[int], piece: tuple[int, T, int]) -> R:
-    number, task, weight = piece
+def _worked(work: Callable[[T], R], done: Accumulator[int], piece: tuple[T, int]) -> R:
+    task, weight = piece
     settle()
     with without_traceback():
-        result = work(number, task)
+        result = work(task)
     done.add(weight)
     return result
 

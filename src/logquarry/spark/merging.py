@@ -107,12 +107,7 @@ def fewer(
     return [group for group, _ in kept], [file for _, files in kept for file in files]
 
 
-def merge_here(tasks: Sequence[MergeTask]) -> list[tuple[Merged, ...]]:
-    """Run all merges one after the other, in this process."""
-    return [merge(number, task) for number, task in enumerate(tasks)]
-
-
-def merge(_: int, task: MergeTask) -> tuple[Merged, ...]:
+def merge(task: MergeTask) -> tuple[Merged, ...]:
     """Merge files into one file, or into several if the metadata of one file would be too large."""
     attempt = uuid.uuid4().hex[:12]
     stem = f"{task.stem}-{attempt}"
@@ -135,28 +130,44 @@ def merge(_: int, task: MergeTask) -> tuple[Merged, ...]:
 
 def _merge_to(folder: OutputFolder, path: str, waiting: list[Source]) -> Merged:
     """Merge sources from the start of ``waiting`` into one file; remove them from ``waiting``."""
-    taken: list[str] = []
-    rows = 0
+    taken: list[Source] = []
     exact = ExactProperties()
     with _read(folder, waiting[0].path), folder.open(waiting[0].path) as first:
         columns = pq.read_schema(first).remove_metadata()
+
+    def read() -> Iterator[pa.Table]:
+        while waiting and exact.size <= MOST_BYTES:
+            taken.append(waiting.pop(0))
+            yield from _row_groups(folder, taken[-1], columns, exact)
+
     with (
         folder.create(path) as sink,
         pq.ParquetWriter(sink, columns, **writer_settings(columns)) as writer,
     ):
-        groups = _RowGroups(writer)
-        while waiting and exact.size <= MOST_BYTES:
-            source = waiting.pop(0)
-            taken.append(source.path)
-            for rows_of_group in _row_groups(folder, source, columns, exact):
-                groups.add(rows_of_group)
-                del rows_of_group
-            rows += source.rows
-        groups.flush()
+        for rows in _joined(read()):
+            if rows.num_rows:
+                writer.write_table(rows, row_group_size=rows.num_rows)
+            del rows
         if found := exact.metadata():
             writer.add_key_value_metadata(found)
     folder.sync(path)
-    return Merged(path, tuple(taken), rows, folder.size(path))
+    names, count = tuple(source.path for source in taken), sum(source.rows for source in taken)
+    return Merged(path, names, count, folder.size(path))
+
+
+def _joined(groups: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Join small row groups to groups of at most ROW_GROUP_BYTES."""
+    held: list[pa.Table] = []
+    size = 0
+    for rows in groups:
+        if held and size + rows.nbytes > ROW_GROUP_BYTES:
+            yield pa.concat_tables(held)
+            held, size = [], 0
+        held.append(rows.replace_schema_metadata(None))
+        size += rows.nbytes
+        del rows
+    if held:
+        yield pa.concat_tables(held)
 
 
 def _row_groups(
@@ -200,22 +211,3 @@ def _check(folder: OutputFolder, source: Source, file: Any, columns: pa.Schema) 
         raise CorruptFile(where, 0, reason)
     if not file.schema_arrow.remove_metadata().equals(columns):
         raise CorruptFile(where, 0, "has other columns than the files to merge with")
-
-
-class _RowGroups:
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
-        self._held: list[pa.Table] = []
-        self._size = 0
-
-    def add(self, rows: pa.Table) -> None:
-        if self._size + rows.nbytes > ROW_GROUP_BYTES:
-            self.flush()
-        self._held.append(rows.replace_schema_metadata(None))
-        self._size += rows.nbytes
-
-    def flush(self) -> None:
-        rows = pa.concat_tables(self._held) if self._held else None
-        self._held, self._size = [], 0
-        if rows is not None and rows.num_rows:
-            self._writer.write_table(rows, row_group_size=rows.num_rows)

@@ -450,50 +450,43 @@ def parse_read_options(options: Mapping[str, str], *, is_stream: bool = False) -
         until_ms=until,
         queue_ranges=_ranges(first_queues, last_queues),
     )
+    on_damage, quarantine = _damage(given)
     found = ReadOptions(
         paths=_paths(given),
+        schema=given.parsed("schema", one_of(*get_args(Schema))) or "native",
+        include_headers=given.parsed("includeHeaders", _boolean) or False,
         wanted=wanted,
         start=start,
         stop=stop,
         split_size=given.parsed("splitSize", byte_count),
         min_partitions=given.parsed("minPartitions", _positive) or 1,
         batch_bytes=given.parsed("batchSize", byte_count) or DEFAULT_BATCH_BYTES,
+        on_damage=on_damage,
+        quarantine_path=quarantine,
         fail_on_data_loss=given.parsed("failOnDataLoss", _boolean) is not False,
         decompress=given.parsed("decompress", _boolean) or False,
         config=given.parsed("config", store_config) or StoreConfig(),
         storage_options=given.parsed("storageOptions", _json_object),
+        max_bytes=given.parsed("maxBytesPerTrigger", byte_count) if is_stream else None,
+        max_rows=given.parsed("maxOffsetsPerTrigger", _positive) if is_stream else None,
         remarks=tuple(given.remarks(is_batch_read=not is_stream)),
     )
-    found = _with_table(found, given)
-    found = _with_damage(found, given)
-    if is_stream:
-        found = replace(
-            found,
-            max_bytes=given.parsed("maxBytesPerTrigger", byte_count),
-            max_rows=given.parsed("maxOffsetsPerTrigger", _positive),
-        )
-    return found
+    columns = given.parsed("columns", lambda text: found.check_names(_some(_words(text), text)))
+    return replace(found, columns=columns)
 
 
-def _with_table(options: ReadOptions, given: Given) -> ReadOptions:
-    table: Schema = given.parsed("schema", one_of(*get_args(Schema))) or "native"
-    headers = given.parsed("includeHeaders", _boolean) or False
-    options = replace(options, schema=table, include_headers=headers)
-    columns = given.parsed("columns", lambda text: options.check_names(_some(_words(text), text)))
-    return replace(options, columns=columns)
-
-
-def _with_damage(options: ReadOptions, given: Given) -> ReadOptions:
+def _damage(given: Given) -> tuple[OnDamage, str | None]:
+    """Return (what to do at damage, folder for copies of skipped damage)."""
     word = given.parsed("onDamage", one_of("fail", "skip", "quarantine"))
     path = given.text("quarantinePath")
-    if word != "quarantine":
-        if path is not None:
-            raise UsageError("quarantinePath: needs onDamage=quarantine")
-        # By default a read skips a torn tail: incomplete bytes at the log's end. The log of an open
-        # or crashed store often has such a tail.
-        return replace(options, on_damage="skip" if word == "skip" else "default")
-    if not path:
-        raise UsageError(
-            "onDamage: quarantine needs a folder for the damaged bytes: give quarantinePath"
-        )
-    return replace(options, on_damage="skip", quarantine_path=absolute(path))
+    if word == "quarantine":
+        if not path:
+            raise UsageError(
+                "onDamage: quarantine needs a folder for the damaged bytes: give quarantinePath"
+            )
+        return "skip", absolute(path)
+    if path is not None:
+        raise UsageError("quarantinePath: needs onDamage=quarantine")
+    # By default a read skips a torn tail: incomplete bytes at the log's end. The log of an open or
+    # crashed store often has such a tail.
+    return "skip" if word == "skip" else "default", None

@@ -21,10 +21,9 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -273,19 +272,8 @@ class ExportCommit:
             "The folder has no complete export now. Run the export again: it replaces or removes "
             f"all files that {INTENT} lists"
         )
-        _remove_success(folder)
-        for place in sorted({os.path.dirname(path) for path in wanted}):  # noqa: PTH120
-            folder.make(place)
-
-        def put(staged: str, path: str) -> None:
-            folder.move(staged, path)
-            folder.sync(path)
-
-        _each(put, *zip(*files, strict=True))
-        unwanted = self._earlier - set(wanted)
-        _each(folder.remove, sorted(unwanted))
-        _remove_empty(folder, unwanted)
-        _complete(folder, {"written_by": WRITTEN_BY, **manifest}, draft)
+        document = {"written_by": WRITTEN_BY, **manifest}
+        _replace(folder, files, self._earlier - set(wanted), document, draft)
         self._remains = f"The export is complete, but {INTENT} is still there: remove this file"
         folder.remove(INTENT)
 
@@ -330,19 +318,34 @@ def _each(work: Callable[..., None], *arguments: Iterable[str]) -> None:
             pass
 
 
-def _remove_success(folder: OutputFolder) -> None:
-    """Remove _SUCCESS and sync the removal; the caller must have written INTENT before."""
+def _replace(
+    folder: OutputFolder,
+    moves: Sequence[tuple[str, str]],
+    removed: Collection[str],
+    manifest: Mapping[str, Any],
+    draft: str,
+) -> None:
+    """Move files into place, remove old files, write manifest and _SUCCESS.
+
+    The caller must have written INTENT before.
+
+    Args:
+        moves: (staged path, final path) of each new file; without a staged path, the file is in
+            place already.
+        draft: path at which the manifest is written before it is moved to its place.
+    """
     folder.remove(SUCCESS)
     folder.sync(INTENT)
+    for place in sorted({os.path.dirname(path) for _, path in moves}):  # noqa: PTH120
+        folder.make(place)
 
+    def put(staged: str, path: str) -> None:
+        if staged:
+            folder.move(staged, path)
+        folder.sync(path)
 
-def _complete(folder: OutputFolder, manifest: Mapping[str, Any], draft: str) -> None:
-    folder.write_json(MANIFEST, manifest, by_way_of=draft)
-    with folder.create(SUCCESS):
-        pass
-
-
-def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
+    _each(put, *zip(*moves, strict=True))
+    _each(folder.remove, sorted(removed))
     places = {os.path.dirname(path) for path in removed}  # noqa: PTH120
     for place in sorted(places, key=len, reverse=True):
         while place and folder.remove_if_empty(place):
@@ -350,6 +353,9 @@ def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
         # Sync the removals. If a power cut restored a removed file, no later export would remove
         # the file.
         folder.sync(place)
+    folder.write_json(MANIFEST, manifest, by_way_of=draft)
+    with folder.create(SUCCESS):
+        pass
 
 
 def written_path(folder: OutputFolder, name: str, path: Any) -> str:
@@ -379,47 +385,39 @@ def written_path(folder: OutputFolder, name: str, path: Any) -> str:
 
 
 # ------------------------------------------------------------------------------------- compaction
-@dataclass(frozen=True, kw_only=True)
-class CompactionIntent:
-    """The intent of a compaction: new files, and the old files to remove.
+def commit_compaction(
+    folder: OutputFolder,
+    staging: str,
+    moves: Sequence[tuple[str, str]],
+    removed: Sequence[str],
+    manifest: Mapping[str, Any],
+) -> None:
+    """Write the intent of a compaction, then complete it; call after the sync of the new files.
 
-    `moves` holds (staged path, final path) of each new file; `manifest` is the new manifest.
+    Args:
+        moves: (staged path, final path) of each new file.
+        removed: the old files to remove.
+        manifest: the new manifest.
     """
-
-    staging: str
-    moves: Sequence[tuple[str, str]]
-    removed: Sequence[str]
-    manifest: Mapping[str, Any]
-
-    def commit(self, folder: OutputFolder) -> None:
-        """Write the intent, then complete the compaction; call after the sync of the new files."""
-        before = {entry["path"] for entry in self.manifest["files"]}
-        intent = {
-            "written_by": WRITTEN_BY,
-            "files": sorted({*before, *self.removed}),
-            _COMPACTION: {
-                "staging": self.staging,
-                "moves": [list(move) for move in self.moves],
-                "removed": list(self.removed),
-                "manifest": dict(self.manifest),
-            },
-        }
-        try:
-            folder.write_json(INTENT, intent, by_way_of=f"{self.staging}/{INTENT}")
-        except OSError:
-            if folder.read_json(INTENT) is None:
-                folder.remove_folder(self.staging)
-            raise
-        try:
-            finish_compaction(folder)
-        except OSError as error:
-            raise failed_commit(
-                folder,
-                "while the compaction moved its files into place",
-                "Run the compaction again, which completes it. It needs the files that stay in "
-                f"{self.staging}",
-                error,
-            ) from error
+    before = {entry["path"] for entry in manifest["files"]}
+    plan = {"staging": staging, "moves": moves, "removed": removed, "manifest": manifest}
+    files = sorted({*before, *removed})
+    intent = {"written_by": WRITTEN_BY, "files": files, _COMPACTION: plan}
+    try:
+        folder.write_json(INTENT, intent, by_way_of=f"{staging}/{INTENT}")
+    except OSError:
+        if folder.read_json(INTENT) is None:
+            folder.remove_folder(staging)
+        raise
+    try:
+        finish_compaction(folder)
+    except OSError as error:
+        raise failed_commit(
+            folder,
+            "while the compaction moved its files into place",
+            f"Run the compaction again, which completes it. It needs the files in {staging}",
+            error,
+        ) from error
 
 
 def finish_compaction(folder: OutputFolder) -> bool:
@@ -442,19 +440,10 @@ def finish_compaction(folder: OutputFolder) -> bool:
         if staged not in there and path not in there:
             reason = f"the file is missing, also at {staged}"
             raise CorruptFile(f"{folder.location}/{path}", 0, reason)
-    _remove_success(folder)
-
-    def put(staged: str, path: str) -> None:
-        if staged in there:
-            folder.move(staged, path)
-        folder.sync(path)
-
-    _each(put, *zip(*moves, strict=True))
-    _each(folder.remove, removed)
-    for place in {os.path.dirname(path) for path in removed}:  # noqa: PTH120
-        folder.sync(place)
     folder.make(staging)
-    _complete(folder, manifest, f"{staging}/{MANIFEST}")
+    # After a crash, some of the files are in place already.
+    left = [(staged if staged in there else "", path) for staged, path in moves]
+    _replace(folder, left, removed, manifest, f"{staging}/{MANIFEST}")
     folder.remove(INTENT)
     folder.remove_folder(staging)
     return True

@@ -121,26 +121,13 @@ class Summary:
         """Count the rows of a table that has the TALLY_COLUMNS."""
         if not rows.num_rows:
             return
-        found = (
-            rows.select(list(TALLY_COLUMNS))
-            .group_by("topic")
-            .aggregate(
-                [
-                    ("size", "count"),
-                    ("size", "sum"),
-                    ("store_timestamp", "min"),
-                    ("store_timestamp", "max"),
-                ]
-            )
-        )
-        columns = [
-            found.column("topic"),
-            found.column("size_count"),
-            found.column("size_sum"),
-            *(found.column(f"store_timestamp_{which}").cast("int64") for which in ("min", "max")),
-        ]
-        for topic, count, size, first, last in zip(*(c.to_pylist() for c in columns), strict=True):
-            self._topic(topic).add(TopicSummary(count, size, first // 1000, last // 1000))
+        topics, sizes, times = (rows.column(name) for name in TALLY_COLUMNS)
+        columns = {"topic": topics, "size": sizes, "us": times.cast("int64")}
+        counts = [("size", "count"), ("size", "sum"), ("us", "min"), ("us", "max")]
+        for found in pa.table(columns).group_by("topic").aggregate(counts).to_pylist():
+            first, last = found["us_min"] // 1000, found["us_max"] // 1000
+            own = TopicSummary(found["size_count"], found["size_sum"], first, last)
+            self._topic(found["topic"]).add(own)
 
     def add(self, other: Summary) -> None:
         """Add the counts and the damage of `other`."""
@@ -208,11 +195,11 @@ def check_partition_columns(names: Sequence[str], columns: Sequence[str]) -> tup
 
 
 def write_task(
-    number: int, task: ReadTask, folder: OutputFolder, staging: str, partition_by: Sequence[str]
+    task: ReadTask, folder: OutputFolder, staging: str, partition_by: Sequence[str]
 ) -> TaskResult:
     """Write the messages of a task below `staging`, in a folder for this attempt."""
     # Spark can run two attempts of the task at the same time (speculation).
-    attempt = f"{staging}/{number:06d}-{uuid.uuid4().hex[:12]}"
+    attempt = f"{staging}/{uuid.uuid4().hex}"
     stem = file_stem(task)
 
     def name(values: tuple[Any, ...], count: int) -> tuple[str, str]:
@@ -224,22 +211,14 @@ def write_task(
     exact = "properties" in task.columns
     files = PartedFiles(folder, task.broker, columns, name, tuple(partition_by), exact)
     damage = DamageLog()
-    summary = Summary()
     # The manifest needs these columns, even if the user did not select them.
     needed = [*TALLY_COLUMNS, "physical_offset"]
     needed += [EXACT_PROPERTIES.name] if exact else []
     more = [name for name in needed if name not in task.columns]
     read = replace(task, columns=(*task.columns, *more))
-    for rows in chunks(read_batches(read, damage), in_one=bool(partition_by)):
-        summary.add_rows(rows)
-        files.add(rows)
-        del rows
-    written = files.close()
-    for file in written:
-        # Sync in the task. If the commit did it, one process would wait for the bytes of all tasks.
-        folder.sync(file.staged)
+    summary = files.add_all(read_batches(read, damage))
     summary.damage = damage.spans
-    return TaskResult(files=written, summary=summary)
+    return TaskResult(files=files.close(), summary=summary)
 
 
 def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> WrittenFile:
@@ -311,6 +290,15 @@ class PartedFiles:
     _staged: list[str] = field(default_factory=list)
     _written: list[WrittenFile] = field(default_factory=list)
 
+    def add_all(self, batches: Iterator[pa.RecordBatch]) -> Summary:
+        """Write all rows of batches, and count them; see :meth:`add`."""
+        summary = Summary()
+        for rows in chunks(batches, in_one=bool(self.partition_by)):
+            summary.add_rows(rows)
+            self.add(rows)
+            del rows
+        return summary
+
     def add(self, rows: pa.Table) -> None:
         """Write rows, which need ``physical_offset`` and the columns of the files."""
         for values, part in _parted(rows, self.partition_by):
@@ -324,9 +312,13 @@ class PartedFiles:
             del part
 
     def close(self) -> tuple[WrittenFile, ...]:
-        """Complete all files and return them, sorted by path."""
+        """Complete and sync all files, and return them, sorted by path."""
         while self._open:
             self._close(next(iter(self._open)))
+        for file in self._written:
+            # Sync in the task, before the commit. Otherwise a power cut could remove a file that
+            # the manifest or the table lists, or the commit would wait for the bytes of all tasks.
+            self.folder.sync(file.staged)
         return tuple(sorted(self._written, key=lambda file: file.path))
 
     def remove_all(self) -> None:
@@ -468,32 +460,24 @@ def _parted(
     if not partition_by:
         yield (), rows
         return
+    keys = [_key(rows, name) for name in partition_by]
     codes = np.zeros(rows.num_rows, np.int64)
-    for name in partition_by:
-        own, count = _codes(rows, name)
-        codes = codes * count + own
+    for key in keys:
+        encoded = key.dictionary_encode()
+        codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy()
     order = np.argsort(codes, kind="stable")
     cuts = np.flatnonzero(np.diff(codes[order])) + 1
     # Join the chunks once, because ``take`` would join the chunks of a column again for each part.
     together = rows.combine_chunks()
     for indices in np.split(order, cuts):
         part = together if len(indices) == len(rows) else together.take(pa.array(indices))
-        values = tuple(_partition_value(part, name) for name in partition_by)
-        yield values, part
+        values = [key[int(indices[0])].as_py() for key in keys]
+        named = zip(partition_by, values, strict=True)
+        yield tuple(_day(value) if name == "day" else value for name, value in named), part
         del part
 
 
-def _codes(rows: pa.Table, name: str) -> tuple[Any, int]:
-    """Number the distinct values from 0; return (number of each row's value, count of values)."""
+def _key(rows: pa.Table, name: str) -> pa.Array:
     if name == "day":
-        values = rows.column("store_timestamp").cast("int64").to_numpy() // _DAY_US
-        distinct, codes = np.unique(values, return_inverse=True)
-        return codes, len(distinct)
-    encoded = rows.column(name).combine_chunks().dictionary_encode()
-    return encoded.indices.to_numpy(), len(encoded.dictionary)
-
-
-def _partition_value(rows: pa.Table, name: str) -> Any:
-    if name == "day":
-        return _day(rows.column("store_timestamp")[0].cast("int64").as_py() // _DAY_US)
-    return rows.column(name)[0].as_py()
+        return pa.array(rows.column("store_timestamp").cast("int64").to_numpy() // _DAY_US)
+    return rows.column(name).combine_chunks()

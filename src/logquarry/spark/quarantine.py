@@ -53,20 +53,21 @@ def _folder_of(broker: str) -> str:
 class Quarantine:
     """Copies the damaged bytes of one store."""
 
-    def __init__(self, folder: OutputFolder, broker: str) -> None:
+    def __init__(self, folder: OutputFolder, broker: str, layout: StoreLayout) -> None:
         self._folder = folder
         self._broker = broker
+        self._layout = layout
 
-    def keep(self, layout: StoreLayout, span: DamagedSpan) -> None:
+    def keep(self, span: DamagedSpan) -> None:
         """Copy a damaged span, unless the folder has a copy of the same or a longer span."""
         name = f"{_folder_of(self._broker)}/{span.offset:0{NAME_DIGITS}d}"
         try:
-            self._keep(layout, span, name)
+            self._keep(span, name)
         except OSError as error:
             where = f"{self._folder.location}/{name}"
             raise StoreUnavailable(f"{where}: damage cannot be copied there: {error}") from error
 
-    def of_bodies(self, layout: StoreLayout, report: BadBodies) -> Callable[[int, str], None]:
+    def of_bodies(self, report: BadBodies) -> Callable[[int, str], None]:
         """Make a callback for :attr:`Decoding.on_bad_body`, called if decompression fails.
 
         The quarantine then gets only the JSON file, without bytes, because the read returns the
@@ -75,13 +76,12 @@ class Quarantine:
 
         def keep(offset: int, reason: str) -> None:
             report(offset, reason)
-            self.keep(
-                layout, DamagedSpan(offset, 0, BAD_COMPRESSION, reason, layout.log_path(offset))
-            )
+            path = self._layout.log_path(offset)
+            self.keep(DamagedSpan(offset, 0, BAD_COMPRESSION, reason, path))
 
         return keep
 
-    def _keep(self, layout: StoreLayout, span: DamagedSpan, name: str) -> None:
+    def _keep(self, span: DamagedSpan, name: str) -> None:
         if self._kept_length(f"{name}.json") >= span.length:
             return
         # Each attempt of a task writes its own temporary file. If several attempts copy the same
@@ -90,7 +90,7 @@ class Quarantine:
         self._folder.make(name.rpartition("/")[0])
         size = 0
         with self._folder.create(passing) as sink:
-            for piece in _pieces(layout, span):
+            for piece in _pieces(self._layout, span):
                 sink.write(piece)
                 size += len(piece)
         # A later read does not copy the damage again if the JSON document exists. Sync the bytes

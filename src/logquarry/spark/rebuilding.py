@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -59,6 +59,9 @@ from logquarry.write.queue_writer import MOST_GAP, parts_with_copies
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _NOTES: Final = "rebuilt"
 """Folder in `.logquarry/` of ``into``. It contains one note for each rebuilt store. The note has
@@ -164,21 +167,20 @@ def rebuild_stores(
             check_into(local_store(location), target, names)
             chosen.append((location, target, note))
     ended, lock = threading.Event(), threading.Lock()
-    known: dict[int, tuple[int, int]] = {}
+    known: dict[str, tuple[int, int]] = {}
 
-    def report(number: int, done: int, total: int) -> None:
+    def report(location: str, done: int, total: int) -> None:
         with lock:
-            known[number] = done, total
+            known[location] = done, total
             if progress is not None:
                 progress(*map(sum, zip(*known.values(), strict=True)))
 
-    def one(number: int) -> RebuildReport:
-        def pause() -> None:
-            if ended.is_set():
-                raise _GivenUp
+    def pause() -> None:
+        if ended.is_set():
+            raise _GivenUp
 
+    def one(location: str, target: Path | None, note: Path | None) -> RebuildReport:
         pause()
-        location, target, note = chosen[number]
         return rebuild_on_spark(
             spark,
             location,
@@ -188,13 +190,13 @@ def rebuild_stores(
             index=index,
             config=config,
             split_size=split_size,
-            progress=None if progress is None else partial(report, number),
+            progress=None if progress is None else partial(report, location),
             pause=pause,
             note=note,
         )
 
     with ThreadPoolExecutor(_AT_ONCE, "rebuild") as pool:
-        work = [pool.submit(one, number) for number in range(len(chosen))]
+        work = [pool.submit(one, *place) for place in chosen]
         try:
             wait(work, return_when=FIRST_EXCEPTION)
         finally:
@@ -212,15 +214,10 @@ class _GivenUp(Exception):
     """Cancels a rebuild after Ctrl-C, or after the rebuild of another store failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Local:
-    """Consecutive frames whose entries the driver writes, because the tasks cannot write them."""
-
-    run: Run
-    summary: FoundRun
-
-
-_Piece = FoundRun | _Local
+_Piece = tuple[FoundRun, Run | None]
+"""Consecutive valid frames: their facts, and the frames themselves if the tasks cannot write their
+entries. The driver then writes these entries.
+"""
 
 
 @dataclass(frozen=True)
@@ -245,15 +242,7 @@ class _SparkBuild:
         for name in job.names:
             job.disk.make_folders(job.folder / name)
         parts_of_log = list(tiles(job.layout, self.split_size))
-        found = run_tasks(
-            self.spark,
-            "rebuild: look",
-            parts_of_log,
-            partial(_find, *self._store),
-            weight=_length,
-            progress=self._stage(0),
-            pause=self.pause,
-        )
+        found = self._run(0, "look", parts_of_log, partial(_find, *self._store), _length)
         guesses = [run for runs in found for run in runs]
         pieces = [self._piece(run) for run in job.log.guided_runs(guesses)]
         queues = job.queue_files()
@@ -263,46 +252,53 @@ class _SparkBuild:
             return Built(queues)
         return self._build_index(queues, pieces)
 
-    def _stage(self, number: int) -> Progress | None:
+    def _run(
+        self,
+        stage: int,
+        name: str,
+        tasks: Sequence[T],
+        work: Callable[[T], R],
+        weight: Callable[[T], int],
+    ) -> list[R]:
         progress = self.progress
-        if progress is None:
-            return None
 
         def report(done: int, total: int) -> None:
-            progress(number * total + done, _STAGES * total)
+            assert progress is not None
+            progress(stage * total + done, _STAGES * total)
 
-        return report
+        return run_tasks(
+            self.spark,
+            f"rebuild: {name}",
+            tasks,
+            work,
+            weight=weight,
+            progress=None if progress is None else report,
+            pause=self.pause,
+        )
 
     def _piece(self, run: Run | FoundRun) -> _Piece:
         if isinstance(run, FoundRun):
-            return run
-        summary = audited(self._follower, run, FoundRun(config=self.job.config))
-        return _Local(run, summary)
+            return run, None
+        return audited(self._follower, run, FoundRun(config=self.job.config)), run
 
     # ---------------------------------------------------------------------------------- queues
     def _build_queues(self, queues: QueueFiles, pieces: list[_Piece]) -> None:
-        summaries = [piece if isinstance(piece, FoundRun) else piece.summary for piece in pieces]
+        summaries = [summary for summary, _ in pieces]
         keys = {key for summary in summaries for key in summary.queues}
         harmed, odd = parts.find_harmed(self.job.layout, self.job.config, self.job.old, summaries)
         odd |= parts.odd_queues((summary.queues for summary in summaries), MOST_GAP)
         odd |= {key for key in keys if topic_fault(key) is not None}
-        run_tasks(
-            self.spark,
-            "rebuild: queues",
-            _grouped([piece for piece in pieces if isinstance(piece, FoundRun)], self.split_size),
-            partial(_write_entries, *self._store, self.job.folder / CONSUME_QUEUE, odd),
-            weight=lambda spans: sum(map(_length, spans)),
-            progress=self._stage(1),
-            pause=self.pause,
-        )
-        for piece in pieces:
-            if isinstance(piece, _Local):
-                for window, followed in follow_run(self._follower, piece.run):
+        groups = _grouped([summary for summary, run in pieces if run is None], self.split_size)
+        write = partial(_write_entries, *self._store, self.job.folder / CONSUME_QUEUE, odd)
+        self._run(1, "queues", groups, write, lambda spans: sum(map(_length, spans)))
+        for summary, run in pieces:
+            if run is not None:
+                for window, followed in follow_run(self._follower, run):
                     found = parts_with_copies(window, followed, self.job.config)
                     queues.add(placed(found, harmed))
                 continue
-            self._add_odd(queues, piece, odd, harmed)
-            for key, segments in piece.queues.items():
+            self._add_odd(queues, summary, odd, harmed)
+            for key, segments in summary.queues.items():
                 if key not in odd:
                     for first, stop in segments or ():
                         queues.reserve(key, first, stop)
@@ -328,33 +324,20 @@ class _SparkBuild:
         job, shape = self.job, self.job.config.index_shape
         assert shape is not None
         count = KeyCount(shape)
-        for piece in pieces:
-            if isinstance(piece, FoundRun):
-                source = KeySource(piece.start, piece.end, 0, piece.keys)
-                count.add(source, ends_with_key=piece.ends_with_key)
-                continue
-            summary = piece.summary
-            found = [
-                parts.keys_of(followed) for _, followed in follow_run(self._follower, piece.run)
-            ]
-            offsets, times, hashes = (np.concatenate(values) for values in zip(*found, strict=True))
-            source = KeySource(
-                summary.start, summary.end, 0, summary.keys, (offsets, times, hashes)
-            )
+        for summary, run in pieces:
+            own = None
+            if run is not None:
+                found = [parts.keys_of(part) for _, part in follow_run(self._follower, run)]
+                offsets, times, hashes = map(np.concatenate, zip(*found, strict=True))
+                own = offsets, times, hashes
+            source = KeySource(summary.start, summary.end, 0, summary.keys, own)
             count.add(source, ends_with_key=summary.ends_with_key)
         files, name = [], ""
         for number, sources in enumerate(count.files()):
             name = next_name(name, job.clock())
             files.append(_IndexFile(job.folder / INDEX / name, tuple(sources), number == 0))
-        run_tasks(
-            self.spark,
-            "rebuild: index",
-            files,
-            partial(_write_index, *self._store),
-            weight=lambda file: sum(source.take for source in file.sources),
-            progress=self._stage(2),
-            pause=self.pause,
-        )
+        write = partial(_write_index, *self._store)
+        self._run(2, "index", files, write, lambda f: sum(source.take for source in f.sources))
         job.disk.sync_names(job.folder / INDEX)
         return Built(queues, len(files), count.keys)
 
@@ -383,7 +366,7 @@ class _IndexFile:
 
 
 # -------------------------------------------------------------------------------- in the worker
-def _find(root: str, config: StoreConfig, _: int, part: tuple[int, int]) -> list[FoundRun]:
+def _find(root: str, config: StoreConfig, part: tuple[int, int]) -> list[FoundRun]:
     return parts.find_runs(StoreLayout.open(root, config), config, *part)
 
 
@@ -392,13 +375,12 @@ def _write_entries(
     config: StoreConfig,
     folder: Path,
     odd: frozenset[QueueKey],
-    _: int,
     spans: list[tuple[int, int]],
 ) -> None:
     parts.write_entries(StoreLayout.open(root, config), config, spans, Disk(), folder, odd)
 
 
-def _write_index(root: str, config: StoreConfig, _: int, file: _IndexFile) -> None:
+def _write_index(root: str, config: StoreConfig, file: _IndexFile) -> None:
     shape = config.index_shape
     assert shape is not None
     # Remove the unfinished file of an earlier attempt.

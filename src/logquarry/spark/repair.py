@@ -142,7 +142,7 @@ _last: tuple[tuple[str, int], SoundReader] | None = None
 """The reader of this worker's last task, kept because the next task often reads the same store."""
 
 
-def _verify(_: int, task: _VerifyTask) -> tuple[list[FrameFacts], bool]:
+def _verify(task: _VerifyTask) -> tuple[list[FrameFacts], bool]:
     """Verify a part of a log, or an index file.
 
     Returns (ranges of valid frames, False) for a part of a log, and ([], whether the chains of keys
@@ -221,7 +221,7 @@ def salvage_stores(
     )
 
 
-def _salvage(include_stale: bool, _: int, task: _SalvageTask) -> Salvaged:
+def _salvage(include_stale: bool, task: _SalvageTask) -> Salvaged:
     from pyspark import TaskContext
 
     into, layout = task.into, task.place.open()

@@ -13,8 +13,8 @@ import os
 import pickle
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, get_args
 
 import pyarrow as pa
@@ -23,7 +23,6 @@ from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, UsageError
 from logquarry.format import java
 from logquarry.ingest.load import (
-    Appending,
     LoadSummary,
     append_to_store,
     commit_load,
@@ -42,7 +41,6 @@ from logquarry.spark.jobs import context_of, explain, run_tasks
 from logquarry.spark.options import Given, one_of, store_config, whole_number
 from logquarry.spark.worker import Packaged, ignore_hang_ups, settle, without_traceback
 from logquarry.store.load.ledger import LoadId
-from logquarry.store.load.loading import Loaded
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
@@ -72,6 +70,12 @@ class WriteOptions:
     app: str | None = None
     version: int | None = None
     remarks: tuple[str, ...] = ()
+
+    def load_id(self) -> LoadId:
+        """Return the load's identity: application and version, else a new unique name."""
+        if self.app is None or self.version is None:
+            return LoadId(f"run-{uuid.uuid4().hex}", 0, is_named=False)
+        return LoadId(self.app, self.version)
 
 
 def parse_write_options(options: Mapping[str, str], *, is_stream: bool) -> WriteOptions:
@@ -134,154 +138,138 @@ class StagedMessage(WriterCommitMessage):
     staged: Staged
 
 
-def batch_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool
-) -> DataSourceArrowWriter:
-    """Make the writer of `df.write`."""
-    found = _checked(options, schema, overwrite, is_stream=False)
-    return RocketMQWriter(plan_load(found.plan), load_id(found.app, found.version))
-
-
-def stream_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool
-) -> DataSourceStreamArrowWriter:
-    """Make the writer of `df.writeStream`; Spark calls this function again for each commit."""
-    found = _checked(options, schema, overwrite, is_stream=True)
-    return RocketMQStreamWriter(plan_load(found.plan), found.app)
-
-
-def load_id(app: str | None, version: int | None) -> LoadId:
-    """Return a load's identity: the options' application and version, else a new unique name."""
-    if app is None or version is None:
-        return LoadId(f"run-{uuid.uuid4().hex}", 0, is_named=False)
-    return LoadId(app, version)
-
-
-def _checked(
+def checked_write_options(
     options: Mapping[str, str], schema: StructType, overwrite: bool, *, is_stream: bool
 ) -> WriteOptions:
+    """Parse the options of `df.write` or `df.writeStream`, and check the target.
+
+    The returned plan has the file sizes of the existing stores.
+    """
     found = parse_write_options(options, is_stream=is_stream)
     if overwrite:
         raise UsageError("mode: a log can only be appended to: give mode('append')")
-    check_schema(schema)
+    _check_schema(schema)
     for remark in found.remarks:
         logger.warning("rocketmq: %s", remark)
-    return found
+    return replace(found, plan=plan_load(found.plan))
 
 
-def check_schema(schema: StructType) -> None:
+def _check_schema(schema: StructType) -> None:
     """Raise UsageError if rows of `schema` cannot be messages."""
     check_rows(pa.RecordBatch.from_pylist([], arrow_schema(schema)))
 
 
-def stage(
-    plan: LoadPlan, load: LoadId, partition: int, batches: Iterator[pa.RecordBatch]
-) -> Staged:
-    """Stage all rows of a task; after an error, remove the staged files."""
-    stager = Stager(plan, load, partition)
-    try:
-        for batch in batches:
-            stager.add(batch)
-        return stager.finish()
-    except BaseException:
-        stager.discard()
-        raise
+class _Stage(Packaged):
+    """Stages the rows of a load, or of a stream: each batch of the stream is a load.
+
+    `load` is the load; for a stream, the option txnAppId.
+    """
+
+    def __init__(self, plan: LoadPlan, load: LoadId | str | None) -> None:
+        self._plan = plan
+        self._load = load
+
+    def staged(self, batches: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage all rows of a task; after an error, remove the staged files."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        settle()
+        with without_traceback():
+            stager = Stager(self._plan, self._load_of(context), context.partitionId())
+            try:
+                for batch in batches:
+                    stager.add(batch)
+                return stager.finish()
+            except BaseException:
+                stager.discard()
+                raise
+
+    def _load_of(self, context: TaskContext) -> LoadId:
+        if isinstance(self._load, LoadId):
+            return self._load
+        # Spark gives the query's id only to tasks, so each task passes its load to the commit in
+        # its message.
+        app = self._load or context.getLocalProperty(_QUERY_ID)
+        batch = context.getLocalProperty(_BATCH_ID)
+        if not app or batch is None:
+            raise UsageError("Spark passes no query id and batch number: use a streaming query")
+        return LoadId(app, int(batch))
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Stage all rows of a task of mapInArrow."""
+        data = pa.array([pickle.dumps(self.staged(batches))], pa.binary())
+        yield pa.record_batch([data], names=["staged"])
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage all rows of a task of a writer."""
+        return StagedMessage(self.staged(iterator))
+
+    def _loads(self, staged: Sequence[Staged]) -> set[LoadId]:
+        if isinstance(self._load, LoadId):
+            return {self._load}
+        return {task.load for task in staged}
+
+    def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        staged = _staged_of(messages)
+        if len(staged) != len(messages):
+            raise UsageError(f"{len(messages) - len(staged)} tasks did not report what they staged")
+        for load in self._loads(staged):
+            if commit_load(self._plan, load, staged).was_there:
+                logger.warning("%s: %s was loaded before: nothing appended", self._plan.path, load)
+
+    def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Remove the files that the tasks staged."""
+        ignore_hang_ups()
+        staged = _staged_of(messages)
+        for load in self._loads(staged):
+            try:
+                discard_load(self._plan, load, staged)
+            except StoreError as error:
+                # The remaining staged files take space, but no later commit loads them.
+                path = self._plan.path
+                logger.warning("%s: staged files of %s could not be removed: %s", path, load, error)
 
 
-@contextmanager
-def _task() -> Iterator[TaskContext]:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None
-    settle()
-    with without_traceback():
-        yield context
+def _staged_of(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+    return [message.staged for message in messages if isinstance(message, StagedMessage)]
 
 
-class RocketMQWriter(Packaged, DataSourceArrowWriter):
+class RocketMQWriter(_Stage, DataSourceArrowWriter):
     """Writer of `df.write`.
 
     The tasks stage the rows, then a process on the driver's machine appends the segments to the
     logs.
     """
 
-    def __init__(self, plan: LoadPlan, load: LoadId) -> None:
-        self._plan = plan
-        self._load = load
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage the rows of a task."""
-        with _task() as context:
-            return StagedMessage(stage(self._plan, self._load, context.partitionId(), iterator))
-
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Append the segments of all tasks."""
         with without_traceback():
-            _commit(self._plan, self._load, messages)
+            self._commit(messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove the files that the tasks staged."""
-        ignore_hang_ups()
-        _discard(self._plan, self._load, messages)
+        self._discard(messages)
 
 
-class RocketMQStreamWriter(Packaged, DataSourceStreamArrowWriter):
+class RocketMQStreamWriter(_Stage, DataSourceStreamArrowWriter):
     """Writer of `df.writeStream`; each batch is a load whose version is the batch's number."""
-
-    def __init__(self, plan: LoadPlan, app: str | None) -> None:
-        self._plan = plan
-        self._app = app
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage the rows of a task of a batch."""
-        with _task() as context:
-            app = self._app or context.getLocalProperty(_QUERY_ID)
-            batch = context.getLocalProperty(_BATCH_ID)
-            if not app or batch is None:
-                raise UsageError("Spark passes no query id and batch number: use a streaming query")
-            # Spark gives the query's id only to tasks, so each task passes the id to the commit in
-            # its message.
-            load = LoadId(app, int(batch))
-            return StagedMessage(stage(self._plan, load, context.partitionId(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Append the segments of all tasks."""
         with without_traceback():
-            loads = {message.staged.load for message in _staged_messages(messages)}
-            for load in loads:
-                if load.version != batch_id or len(loads) > 1:
-                    raise UsageError(
-                        f"batch {batch_id}: tasks staged other loads: {sorted(map(str, loads))}"
-                    )
-                _commit(self._plan, load, messages)
+            loads = self._loads(_staged_of(messages))
+            if len(loads) > 1 or any(load.version != batch_id for load in loads):
+                raise UsageError(
+                    f"batch {batch_id}: tasks staged other loads: {sorted(map(str, loads))}"
+                )
+            if loads:
+                self._commit(messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Remove the files that the tasks staged."""
-        ignore_hang_ups()
-        for load in {message.staged.load for message in _staged_messages(messages)}:
-            _discard(self._plan, load, messages)
-
-
-def _staged_messages(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:
-    return [message for message in messages if isinstance(message, StagedMessage)]
-
-
-def _commit(plan: LoadPlan, load: LoadId, messages: Sequence[WriterCommitMessage | None]) -> None:
-    staged = _staged_messages(messages)
-    if len(staged) != len(messages):
-        raise UsageError(f"{len(messages) - len(staged)} tasks did not report what they staged")
-    summary = commit_load(plan, load, [message.staged for message in staged])
-    if summary.was_there:
-        logger.warning("%s: %s was loaded before: nothing appended", plan.path, load)
-
-
-def _discard(plan: LoadPlan, load: LoadId, messages: Sequence[WriterCommitMessage | None]) -> None:
-    try:
-        discard_load(plan, load, [message.staged for message in _staged_messages(messages)])
-    except StoreError as error:
-        # The remaining staged files take space, but no later commit loads them.
-        logger.warning("%s: staged files of %s could not be removed: %s", plan.path, load, error)
+        self._discard(messages)
 
 
 # -------------------------------------------------------------------------------------------- load
@@ -335,52 +323,32 @@ def load(
     )
     # Call this before any row is staged, because it raises an error for a session of Spark Connect.
     context_of(df.sparkSession)
-    check_schema(df.schema)
+    _check_schema(df.schema)
     plan = plan_load(replace(options.plan, config=config or StoreConfig()))
-    which = load_id(options.app, options.version)
-
-    def append(appendings: Sequence[Appending], /) -> Sequence[Loaded]:
-        """Run the second job: one task for each store appends the store's segments."""
-        return run_tasks(
-            df.sparkSession,
-            "append to the logs",
-            appendings,
-            _append,
-            weight=lambda appending: max(1, appending.bytes),
-            progress=progress,
-        )
-
+    which = options.load_id()
+    # The second job: one task for each store appends the store's segments.
+    append = partial(
+        run_tasks,
+        df.sparkSession,
+        "append to the logs",
+        work=append_to_store,
+        weight=lambda appending: max(1, appending.bytes),
+        progress=progress,
+    )
     tasks: list[Staged] = []
     try:
-        tasks = _staged(df, plan, which)
+        tasks = _staged(df, _Stage(plan, which))
         return commit_load(plan, which, tasks, run=append)
     except BaseException:
         discard_load(plan, which, tasks)
         raise
 
 
-def _staged(df: DataFrame, plan: LoadPlan, which: LoadId) -> list[Staged]:
+def _staged(df: DataFrame, work: _Stage) -> list[Staged]:
     try:
-        rows = df.mapInArrow(_Stage(plan, which), "staged binary").collect()
+        rows = df.mapInArrow(work, "staged binary").collect()
     except Exception as error:
-        ours = explain(error)
-        if ours is None:
+        if (ours := explain(error)) is None:
             raise
         raise ours from error
     return [pickle.loads(row[0]) for row in rows]
-
-
-class _Stage(Packaged):
-    def __init__(self, plan: LoadPlan, load: LoadId) -> None:
-        self._plan = plan
-        self._load = load
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with _task() as context:
-            staged = stage(self._plan, self._load, context.partitionId(), batches)
-        data = pa.array([pickle.dumps(staged)], pa.binary())
-        yield pa.record_batch([data], names=["staged"])
-
-
-def _append(_: int, appending: Appending) -> Loaded:
-    return append_to_store(appending)

@@ -43,6 +43,7 @@ from logquarry.spark.columns import (
 )
 from logquarry.spark.jobs import context_of
 from logquarry.spark.options import FORMAT, ReadOptions, parse_read_options
+from logquarry.spark.stream_admission import StreamOffset
 from logquarry.spark.stream_planner import Limits, StreamPlanner, UnlimitedPlanner
 from logquarry.spark.tasks import ReadTask, open_stores, plan_tasks
 from logquarry.spark.worker import Packaged, without_traceback
@@ -54,6 +55,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 logger = logging.getLogger(__name__)
+
+
+def _parsed(given: Mapping[str, str], *, is_stream: bool = False) -> ReadOptions:
+    options = parse_read_options(given, is_stream=is_stream)
+    for remark in options.remarks:
+        logger.warning("%s: %s", FORMAT, remark)
+    return options
 
 
 class _Reader(Packaged, DataSourceStreamReader):
@@ -72,10 +80,7 @@ class _Reader(Packaged, DataSourceStreamReader):
     @cached_property
     def _options(self) -> ReadOptions:
         with without_traceback():
-            options = parse_read_options(self._given, is_stream=True)
-        for remark in options.remarks:
-            logger.warning("%s: %s", FORMAT, remark)
-        return options
+            return _parsed(self._given, is_stream=True)
 
     @property
     def _columns(self) -> tuple[str, ...]:
@@ -89,7 +94,7 @@ class _Reader(Packaged, DataSourceStreamReader):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the offset at which a new query starts."""
         with without_traceback():
-            return self._planner.initial()
+            return self._planner.initial().to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Plan one partition for each task.
@@ -100,7 +105,8 @@ class _Reader(Packaged, DataSourceStreamReader):
                 the checkpoint recorded.
         """
         with without_traceback():
-            return [InputPartition(task) for task in self._planner.tasks(start, end)]
+            offsets = StreamOffset.from_json(start), StreamOffset.from_json(end)
+            return [InputPartition(task) for task in self._planner.tasks(*offsets)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the messages of a partition as Arrow batches.
@@ -128,7 +134,8 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the offset at which the next batch ends."""
         with without_traceback():
-            return self._planner.latest(start, self._limits(limit))
+            offset = StreamOffset.from_json(start)
+            return self._planner.latest(offset, self._limits(limit)).to_json()
 
     def _limits(self, limit: ReadLimit) -> Limits:
         # Trigger.Once passes ReadAllAvailable and ignores the limits of the options.
@@ -162,7 +169,7 @@ class RocketMQUnlimitedReader(_Reader):
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
         """Return the offset at which the next batch ends: the current ends of the logs."""
         with without_traceback():
-            return self._planner.newest_end()
+            return self._planner.newest_end().to_json()
 
 
 class RocketMQDataSource(DataSource):
@@ -189,9 +196,7 @@ class RocketMQDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make a batch reader of the columns of `schema`: all or some, in any order."""
         with without_traceback():
-            options = parse_read_options(self.options)
-            for remark in options.remarks:
-                logger.warning("%s: %s", FORMAT, remark)
+            options = _parsed(self.options)
             return RocketMQReader(options, checked(schema, options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
@@ -201,19 +206,24 @@ class RocketMQDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Make a writer that puts the rows of a batch into stores."""
-        from logquarry.spark.sink import batch_writer
+        from logquarry.spark import sink
 
         with without_traceback():
-            return batch_writer(self.options, schema, overwrite)
+            found = sink.checked_write_options(self.options, schema, overwrite, is_stream=False)
+            return sink.RocketMQWriter(found.plan, found.load_id())
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamArrowWriter:
-        """Make a writer that puts the batches of a stream into stores."""
-        from logquarry.spark.sink import stream_writer
+        """Make a writer that puts the batches of a stream into stores.
+
+        Spark calls this method again for each commit.
+        """
+        from logquarry.spark import sink
 
         with without_traceback():
-            return stream_writer(self.options, schema, overwrite)
+            found = sink.checked_write_options(self.options, schema, overwrite, is_stream=True)
+            return sink.RocketMQStreamWriter(found.plan, found.app)
 
 
 class RocketMQReader(Packaged, DataSourceReader):
@@ -341,9 +351,7 @@ def read(spark: SparkSession, path: StorePath | Sequence[StorePath], **options: 
 def _text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str | int):
-        return str(value)
-    if isinstance(value, PurePath):
+    if isinstance(value, str | int | PurePath):
         return str(value)
     if isinstance(value, list | tuple):
         return json.dumps(list(value))
@@ -362,9 +370,7 @@ def _by_map(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
         )
     context = context_of(spark)
     use_this_python(context)
-    options = parse_read_options(given)
-    for remark in options.remarks:
-        logger.warning("%s: %s", FORMAT, remark)
+    options = _parsed(given)
     struct = struct_of(options)
     tasks = [(pickle.dumps(task),) for task in plan_tasks(options, checked(struct, options))]
     # Each partition runs one task. If the read has no task, make one empty partition.

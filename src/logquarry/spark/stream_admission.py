@@ -27,12 +27,10 @@ from logquarry.log.batches import MessageFilter
 from logquarry.log.columns import Decoding
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogEnd, LogReader, Run
+from logquarry.spark.options import Queue
 
 START: Final = "/start"
 _TIME, _QUEUES, _FIRST = "timestamp", "queueOffsets", "offsets"
-
-Queue = tuple[str, int]
-"""A topic and a queue id."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -33,9 +33,16 @@ from logquarry.read.bulk import warn_of_unknown_topics
 from logquarry.read.log_end import LogFrontier, last_entries
 from logquarry.read.selection import ReadPlan, Selection, time_range
 from logquarry.spark.options import FORMAT, ReadOptions
-from logquarry.spark.quarantine import check_quarantine
 from logquarry.spark.stream_admission import Backlog, StreamOffset, by_bytes, by_rows
-from logquarry.spark.tasks import ReadTask, check_brokers, check_start, even_size, for_workers, lost
+from logquarry.spark.tasks import (
+    ReadTask,
+    check_brokers,
+    check_start,
+    even_size,
+    for_workers,
+    lost,
+    open_layouts,
+)
 
 _LEVELS_SECONDS: Final = 60.0
 """Seconds for which the delay levels that were inferred from a store are cached."""
@@ -57,14 +64,14 @@ class StreamPlanner:
         self._columns = tuple(columns)
         self._frontiers: dict[str, LogFrontier] = {}
         self._levels: dict[str, tuple[float, tuple[int, ...]]] = {}
-        self._initial: dict[str, Any] | None = None
+        self._initial: StreamOffset | None = None
         self._targets: dict[str, int] | None = None
         self._latest: dict[str, int] = {}
         self._reported: set[str] = set()
 
     # ------------------------------------------------------------------------- offsets and tasks
-    def initial(self) -> dict[str, Any]:
-        """Return the offset at which a new query starts, in its JSON form.
+    def initial(self) -> StreamOffset:
+        """Return the offset at which a new query starts.
 
         Later calls return the result of the first call, so "latest" means the log's end at the time
         of the first call.
@@ -86,17 +93,16 @@ class StreamPlanner:
             if firsts:
                 queues[broker] = firsts
             starts[broker] = self._first_offset(broker, layout, firsts)
-        offset = StreamOffset(brokers=starts, since_ms=self._options.wanted.since_ms, queues=queues)
-        self._initial = offset.to_json()
+        since = self._options.wanted.since_ms
+        self._initial = StreamOffset(brokers=starts, since_ms=since, queues=queues)
         return self._initial
 
-    def latest(self, start: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+    def latest(self, start: StreamOffset, limits: Limits) -> StreamOffset:
         """Return the end of the batch that begins at ``start``; ``start`` if no message is new."""
-        offset = StreamOffset.from_json(start)
         layouts = self._layouts()
         backlogs: dict[str, Backlog] = {}
         for broker, layout in layouts.items():
-            known = offset.brokers.get(broker)
+            known = start.brokers.get(broker)
             end = self._frontier(broker).end_of(layout, known)
             self._latest[broker] = end
             if known is not None and end < known:
@@ -110,44 +116,43 @@ class StreamPlanner:
             begin = max(layout.commit_log.start, known or 0)
             if begin < end:
                 backlogs[broker] = Backlog(layout, begin, end)
-        for broker in offset.brokers.keys() - layouts.keys():
+        for broker in start.brokers.keys() - layouts.keys():
             self._lose(broker, f"the store of broker {broker!r} no longer exists")
-        moved = self._admitted(backlogs, limits, offset)
+        moved = self._admitted(backlogs, limits, start)
         if not moved:
-            return dict(start)
-        first = offset.brokers if start == self._initial and self._moves else None
-        return replace(offset.moved(moved), first=first).to_json()
+            return start
+        first = start.brokers if start == self._initial and self._moves else None
+        return replace(start.moved(moved), first=first)
 
-    def tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ReadTask]:
+    def tasks(self, start: StreamOffset, end: StreamOffset) -> list[ReadTask]:
         """Plan tasks that read each message between two offsets exactly once."""
-        until = StreamOffset.from_json(end)
-        begins = StreamOffset.from_json(start).brokers if until.first is None else until.first
+        begins = start.brokers if end.first is None else end.first
         layouts = self._layouts()
         ranges: list[tuple[str, StoreLayout, int, int]] = []
-        for broker, stop in until.brokers.items():
+        for broker, stop in end.brokers.items():
             if begins.get(broker) == stop:
                 continue
             layout = layouts.get(broker)
             if layout is None:
                 lost(
+                    self._options,
                     f"the store of broker {broker!r} no longer exists, but the batch reads it up "
                     f"to physical offset {stop}",
-                    fail=self._options.fail_on_data_loss,
                 )
                 continue
             oldest = layout.commit_log.start
             begin = begins.get(broker, oldest)
             if begin < oldest:
                 lost(
+                    self._options,
                     f"{layout.root}: the log starts at physical offset {oldest}, but the stream "
                     f"has read it only up to {begin}: the messages between were deleted",
-                    fail=self._options.fail_on_data_loss,
                 )
                 begin = oldest
             if begin < stop:
                 ranges.append((broker, layout, begin, stop))
         size = even_size(max(1, sum(stop - begin for _, _, begin, stop in ranges)), self._options)
-        return [task for found in ranges for task in self._tasks_of(*found, until, size)]
+        return [task for found in ranges for task in self._tasks_of(*found, end, size)]
 
     def prepare_available_now(self) -> None:
         """Make the query end where the logs end now (Trigger.AvailableNow)."""
@@ -164,12 +169,7 @@ class StreamPlanner:
     def _layouts(self) -> dict[str, StoreLayout]:
         """Open the stores that exist now: a glob can match more stores than at the last call."""
         options = self._options
-        found = stores_by_name(options.paths, options.storage_options)
-        check_quarantine(options, found)
-        return {
-            broker: StoreLayout.open(location, options.config, options.storage_options)
-            for broker, location in found.items()
-        }
+        return open_layouts(options, stores_by_name(options.paths, options.storage_options))
 
     def _frontier(self, broker: str) -> LogFrontier:
         skips = self._options.on_damage == "skip"
@@ -193,11 +193,7 @@ class StreamPlanner:
         end = self._frontier(broker).end_of(layout)
         if start == java.LONG_MAX:
             return end
-        check_start(
-            layout,
-            Selection(wanted=wanted, start_offset=start),
-            fail=options.fail_on_data_loss,
-        )
+        check_start(layout, Selection(wanted=wanted, start_offset=start), options)
         if wanted.since_ms is not None:
             first, _ = time_range(layout, wanted, LogExtent(log.start, end))
             start = max(first, start or 0)
@@ -281,10 +277,9 @@ class StreamPlanner:
 
     def _lose(self, broker: str, text: str) -> None:
         """Report lost messages: raise, or log a warning once for each broker."""
-        fail = self._options.fail_on_data_loss
-        if fail or broker not in self._reported:
+        if self._options.fail_on_data_loss or broker not in self._reported:
             self._reported.add(broker)
-            lost(text, fail=fail)
+            lost(self._options, text)
 
 
 def _not_dispatched(
@@ -327,8 +322,8 @@ class UnlimitedPlanner(StreamPlanner):
 
     def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
-        self._reached: Mapping[str, Any] | None = None
-        self._resumed: Mapping[str, Any] | None = None
+        self._reached: StreamOffset | None = None
+        self._resumed: StreamOffset | None = None
         if options.max_rows is not None or options.max_bytes is not None:
             logger.warning(
                 "%s: maxOffsetsPerTrigger and maxBytesPerTrigger have no effect: a batch takes all "
@@ -336,14 +331,14 @@ class UnlimitedPlanner(StreamPlanner):
                 FORMAT,
             )
 
-    def initial(self) -> dict[str, Any]:
+    def initial(self) -> StreamOffset:
         """See `StreamPlanner.initial`."""
         start = super().initial()
         if self._reached is None:
             self._reached = start
         return start
 
-    def newest_end(self) -> dict[str, Any]:
+    def newest_end(self) -> StreamOffset:
         """Return the offset at which a batch of all messages ends."""
         if self._reached is not None:
             return self.latest(self._reached, Limits())
@@ -359,17 +354,17 @@ class UnlimitedPlanner(StreamPlanner):
             brokers={name: self._frontier(name).end_of(found) for name, found in layouts.items()},
             since_ms=self._options.wanted.since_ms,
             queues=dict.fromkeys(layouts, numbers) if numbers else {},
-        ).to_json()
-        return dict(self._resumed)
+        )
+        return self._resumed
 
-    def tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ReadTask]:
+    def tasks(self, start: StreamOffset, end: StreamOffset) -> list[ReadTask]:
         """See `StreamPlanner.tasks`."""
         if end == self._resumed:
-            end = self._continued(StreamOffset.from_json(start), StreamOffset.from_json(end))
+            end = self._continued(start, end)
         self._reached = end
         return super().tasks(start, end)
 
-    def _continued(self, start: StreamOffset, end: StreamOffset) -> dict[str, Any]:
+    def _continued(self, start: StreamOffset, end: StreamOffset) -> StreamOffset:
         """Return the end of the first batch after a restart.
 
         The end contains the start conditions that the checkpoint recorded.
@@ -393,4 +388,4 @@ class UnlimitedPlanner(StreamPlanner):
                     f"the log of broker {broker!r} ends at physical offset {end.brokers[broker]}, "
                     f"but the stream has read it up to {read}: it was truncated or replaced",
                 )
-        return replace(end, since_ms=start.since_ms, queues=start.queues).to_json()
+        return replace(end, since_ms=start.since_ms, queues=start.queues)

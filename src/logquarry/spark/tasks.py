@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -95,27 +95,25 @@ class ReadTask:
         return sum(part.length for part in self.plan.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Store:
-    location: str
-    broker: str
-    layout: StoreLayout
-    selection: Selection
-
-
 # -------------------------------------------------------------------------------- on the driver
-def open_stores(options: ReadOptions) -> list[tuple[str, str, StoreLayout]]:
-    """Return (location, broker, layout) of each store that the options select."""
+def open_stores(options: ReadOptions) -> dict[str, StoreLayout]:
+    """Open each store that the options select; return the layouts by broker."""
     locations = find_stores(options.paths, options.storage_options)
     brokers = broker_names(locations)
     check_brokers(options, brokers)
-    check_quarantine(options, dict(zip(brokers, locations, strict=True)))
-    stores = []
-    for location, broker in zip(locations, brokers, strict=True):
-        layout = StoreLayout.open(location, options.config, options.storage_options)
+    layouts = open_layouts(options, dict(zip(brokers, locations, strict=True)))
+    for layout in layouts.values():
         require_log(layout)
-        stores.append((location, broker, layout))
-    return stores
+    return layouts
+
+
+def open_layouts(options: ReadOptions, stores: Mapping[str, str]) -> dict[str, StoreLayout]:
+    """Open stores; `stores` has their locations by broker. Check the folder of the quarantine."""
+    check_quarantine(options, stores)
+    return {
+        broker: StoreLayout.open(location, options.config, options.storage_options)
+        for broker, location in stores.items()
+    }
 
 
 def check_brokers(options: ReadOptions, brokers: Sequence[str]) -> None:
@@ -141,19 +139,13 @@ def plan_tasks(
             LEAST_SPLIT bytes. ``options.min_partitions`` can make smaller tasks, down to
             LEAST_STATED_SPLIT.
     """
-    stores: list[_Store] = []
-    for location, broker, layout in open_stores(options):
-        selection = Selection(
-            wanted=options.wanted,
-            start_offset=options.start.of(broker),
-            stop_offset=options.stop.of(broker),
-        )
-        check_start(layout, selection, fail=options.fail_on_data_loss)
-        stores.append(_Store(location, broker, layout, selection))
-    warn_of_unknown_topics([store.layout for store in stores], options.wanted)
-    whole = sum(file.size for store in stores for file in store.layout.commit_log.files)
+    stores = open_stores(options)
+    for broker, layout in stores.items():
+        check_start(layout, _selection(options, broker), options)
+    warn_of_unknown_topics(list(stores.values()), options.wanted)
+    whole = sum(file.size for layout in stores.values() for file in layout.commit_log.files)
     size = max(options.split_size or _split_size(whole, min_tasks), _least_split(whole))
-    plans = [_plan(store, options, size) for store in stores]
+    plans = [_plan(layout, options, broker, size) for broker, layout in stores.items()]
     lengths = [sum(part.length for part in plan.parts) for plan in plans]
     # Add up the bytes in the plans, not the sizes of the files: a file can be nearly empty.
     even = -(-sum(lengths) // max(options.min_partitions, 1))
@@ -167,28 +159,32 @@ def plan_tasks(
         )
     if 0 < (smaller := max(stated, least)) < size:
         size = smaller
+        counts = [max(1, -(-length // size)) if even <= size else 1 for length in lengths]
         plans = [
-            _plan(
-                store,
-                options,
-                size,
-                min_parts=max(1, -(-length // size)) if even <= size else 1,
-            )
-            for store, length in zip(stores, lengths, strict=True)
+            _plan(layout, options, broker, size, min_parts=count)
+            for (broker, layout), count in zip(stores.items(), counts, strict=True)
         ]
     own = for_workers(options)
     return [
         ReadTask(
-            location=store.location,
-            broker=store.broker,
+            location=layout.root,
+            broker=broker,
             plan=plan,
             options=own,
             columns=tuple(columns or options.names),
-            delay_levels_ms=store.layout.delay_levels_ms,
+            delay_levels_ms=layout.delay_levels_ms,
         )
-        for store, whole_plan in zip(stores, plans, strict=True)
+        for (broker, layout), whole_plan in zip(stores.items(), plans, strict=True)
         for plan in _packed(whole_plan, size)
     ]
+
+
+def _selection(options: ReadOptions, broker: str) -> Selection:
+    return Selection(
+        wanted=options.wanted,
+        start_offset=options.start.of(broker),
+        stop_offset=options.stop.of(broker),
+    )
 
 
 def even_size(length: int, options: ReadOptions) -> int:
@@ -208,27 +204,24 @@ def _least_split(length: int) -> int:
     return max(small, -(-length // MOST_TASKS), 1)
 
 
-def _plan(store: _Store, options: ReadOptions, size: int, *, min_parts: int = 1) -> ReadPlan:
-    if options.on_damage != "stop":
-        return plan_read(
-            store.layout,
-            store.selection,
-            split_size=size,
-            min_parts=min_parts,
-            skip_damage=options.on_damage == "skip",
-        )
-    # With on_damage=stop, the first damage ends the read, so the parts must be in the order of the
-    # log. Plan with the time range as the only filter; the tasks apply the other filters while they
-    # read.
-    wanted = store.selection.wanted
-    by_time = MessageFilter(since_ms=wanted.since_ms, until_ms=wanted.until_ms)
-    walk = plan_read(
-        store.layout,
-        replace(store.selection, wanted=by_time),
+def _plan(
+    layout: StoreLayout, options: ReadOptions, broker: str, size: int, *, min_parts: int = 1
+) -> ReadPlan:
+    selection = planned = _selection(options, broker)
+    if options.on_damage == "stop":
+        # The first damage ends the read, so the parts must be in the order of the log. Plan with
+        # the time range as the only filter; the tasks apply the other filters while they read.
+        wanted = selection.wanted
+        by_time = MessageFilter(since_ms=wanted.since_ms, until_ms=wanted.until_ms)
+        planned = replace(selection, wanted=by_time)
+    plan = plan_read(
+        layout,
+        planned,
         split_size=size,
         min_parts=min_parts,
+        skip_damage=options.on_damage == "skip",
     )
-    return replace(walk, selection=store.selection)
+    return replace(plan, selection=selection)
 
 
 def _packed(plan: ReadPlan, size: int) -> Iterator[ReadPlan]:
@@ -257,17 +250,14 @@ def for_workers(options: ReadOptions) -> ReadOptions:
     return replace(options, paths=(), start=nothing, stop=nothing, wanted=MessageFilter())
 
 
-def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> None:
-    """Report a loss if retention has deleted messages after the wanted start.
-
-    If `fail` is true (Kafka's failOnDataLoss), raise MessageNotFound; else log a warning.
-    """
+def check_start(layout: StoreLayout, selection: Selection, options: ReadOptions) -> None:
+    """Report a loss if retention has deleted messages after the wanted start."""
     start, oldest = selection.start_offset, layout.commit_log.start
     if start is not None and layout.commit_log.files and start < oldest:
         lost(
+            options,
             f"{layout.root}: startingOffsets is {start}, but the log starts at physical offset "
             f"{oldest}: the messages before it were deleted",
-            fail=fail,
         )
     for (topic, queue_id), (first, _) in (selection.wanted.queue_ranges or {}).items():
         if first <= 0 or not selection.wanted.takes_queue(topic, queue_id):
@@ -275,15 +265,18 @@ def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> Non
         queue = open_queue(layout, topic, queue_id)
         if queue is not None and first < queue.min_offset:
             lost(
+                options,
                 f"{layout.root}: startingQueueOffsets is {first} for queue {queue_id} of {topic}, "
                 f"but the queue starts at {queue.min_offset}: the messages before it were deleted",
-                fail=fail,
             )
 
 
-def lost(text: str, *, fail: bool) -> None:
-    """Report that wanted messages were deleted: raise if `fail`, else log a warning."""
-    if fail:
+def lost(options: ReadOptions, text: str) -> None:
+    """Report that wanted messages were deleted.
+
+    With Kafka's failOnDataLoss, raise MessageNotFound; else log a warning.
+    """
+    if options.fail_on_data_loss:
         raise MessageNotFound(f"{text} (give failOnDataLoss=false to read the rest)")
     logger.warning("%s", text)
 
@@ -308,7 +301,7 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
     quarantine = None
     if options.quarantine_path is not None:
         folder = OutputFolder(options.quarantine_path, options.storage_options)
-        quarantine = Quarantine(folder, task.broker)
+        quarantine = Quarantine(folder, task.broker, layout)
     bad_bodies = BadBodies(layout, options.on_damage, seen)
     decoding = Decoding(
         columns=names,
@@ -316,13 +309,13 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
         delay_levels_ms=task.delay_levels_ms,
         decompress=options.decompress,
         decompress_limit=options.config.decompress_limit,
-        on_bad_body=bad_bodies if quarantine is None else quarantine.of_bodies(layout, bad_bodies),
+        on_bad_body=bad_bodies if quarantine is None else quarantine.of_bodies(bad_bodies),
     )
     try:
         for part in plan.parts:
             events = _not_deleted(task, layout, part, check_crc="body" in names)
             if quarantine is not None:
-                events = _kept(events, layout, quarantine, live=plan.live)
+                events = _kept(events, quarantine, live=plan.live)
             wanted = filter_of(plan, part)
             runs = message_runs(
                 events, options.on_damage, seen, limit=options.config.decompress_limit
@@ -335,14 +328,12 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
         raise StoreNotFound(f"{error.filename or layout.root}: {error.strerror}") from error
 
 
-def _kept(
-    events: Iterator[Event], layout: StoreLayout, quarantine: Quarantine, *, live: bool
-) -> Iterator[Event]:
+def _kept(events: Iterator[Event], quarantine: Quarantine, *, live: bool) -> Iterator[Event]:
     for event in events:
         # In a log that a broker is writing, a torn tail is a message that the broker has not
         # finished.
         if isinstance(event, DamagedSpan) and not (live and event.is_tail):
-            quarantine.keep(layout, event)
+            quarantine.keep(event)
         yield event
 
 
@@ -372,9 +363,9 @@ def _not_deleted(
             yield event
     if gone:
         lost(
+            task.options,
             f"{layout.root}: the log now starts at physical offset {oldest}: the messages before "
             "it were deleted during the read",
-            fail=task.options.fail_on_data_loss,
         )
 
 

@@ -17,7 +17,7 @@ The model identifies messages by their bodies, so all bodies must differ.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, Self
@@ -323,16 +323,11 @@ class ModelStore:
         """Make a model with the state of an earlier moment."""
         made = ModelStore(absent=set(mark.absent), torn=set(self.torn))
         for put in self.puts[: mark.attempted]:
-            then = made.attempt(put.message)
+            then = Put(put.message)
             if put.body in mark.acked:
-                assert put.physical_offset is not None and put.queue_offset is not None
-                made.acked_at(
-                    then,
-                    put.physical_offset,
-                    put.queue_offset,
-                    put.store_timestamp or 0,
-                    is_durable=put.body in mark.durable,
-                )
+                then = replace(put, is_durable=put.body in mark.durable)
+            made.puts.append(then)
+            made._by_body[put.body] = then
         return made
 
     def queue(self, topic: str, queue_id: int) -> list[Put]:
@@ -373,83 +368,64 @@ class ModelStore:
             wrong += _check_offsets(key, [message.queue_offset for message in messages])
         if seen.queues is not None:
             for key in sorted({*seen.queues, *by_queue}):
-                wrong += self._check_queue(key, seen.queues.get(key, ()), by_queue.get(key, []))
+                wrong += _check_queue(key, seen.queues.get(key, ()), by_queue.get(key, []))
         if seen.keyed is not None:
             wrong += _check_keys(seen)
         return wrong
 
-    def _check_messages(self, log: Iterable[SeenMessage]) -> list[Violation]:
-        wrong: list[Violation] = []
-        counts = Counter(message.body for message in log)
-        for body, count in counts.items():
+    def _check_messages(self, log: Iterable[SeenMessage]) -> Iterator[Violation]:
+        for body, count in Counter(message.body for message in log).items():
             if count > 1:
-                wrong.append(Violation(Wrong.DUPLICATE, f"{body[:_MOST_SHOWN]!r}: {count} times"))
+                yield Violation(Wrong.DUPLICATE, f"{body[:_MOST_SHOWN]!r}: {count} times")
         for message in log:
             put = self._by_body.get(message.body)
             if message.is_torn:
                 if message.body not in self.torn:
-                    wrong.append(Violation(Wrong.TORN, f"{message}"))
-                continue
-            if put is None:
-                wrong.append(Violation(Wrong.UNKNOWN, f"{message}"))
-                continue
-            if message.body in self.absent:
-                wrong.append(Violation(Wrong.REVIVED, f"{put} appears again: {message}"))
-            wrong += _check_put(put, message)
-        return wrong
-
-    def _check_queue(
-        self, key: QueueKey, queued: Iterable[SeenMessage], logged: Iterable[SeenMessage]
-    ) -> list[Violation]:
-        # A queue must have exactly its messages of the log, each message once, in order.
-        queued = list(queued)
-        wrong = [
-            Violation(Wrong.WRONG_TOPIC, f"a read of {key} returned {message}")
-            for message in queued
-            if (message.topic, message.queue_id) != key
-        ]
-        offsets = [message.queue_offset for message in queued]
-        wrong += _check_offsets(key, offsets)
-        have = {message.body for message in queued}
-        wrong += [
-            Violation(Wrong.SKIP, f"a read of {key} does not return {message}")
-            for message in logged
-            if message.body not in have
-        ]
-        in_log = {message.body for message in logged}
-        wrong += [
-            Violation(
-                Wrong.UNKNOWN, f"a read of {key} returned a message not in the log: {message}"
-            )
-            for message in queued
-            if message.body not in in_log
-        ]
-        return wrong
+                    yield Violation(Wrong.TORN, f"{message}")
+            elif put is None:
+                yield Violation(Wrong.UNKNOWN, f"{message}")
+            else:
+                if message.body in self.absent:
+                    yield Violation(Wrong.REVIVED, f"{put} appears again: {message}")
+                yield from _check_put(put, message)
 
 
-def _check_put(put: Put, message: SeenMessage) -> list[Violation]:
-    wrong = []
+def _check_queue(
+    key: QueueKey, queued: Sequence[SeenMessage], logged: Sequence[SeenMessage]
+) -> Iterator[Violation]:
+    # A queue must have exactly its messages of the log, each message once, in order.
+    for message in queued:
+        if (message.topic, message.queue_id) != key:
+            yield Violation(Wrong.WRONG_TOPIC, f"a read of {key} returned {message}")
+    yield from _check_offsets(key, [message.queue_offset for message in queued])
+    have, in_log = ({message.body for message in some} for some in (queued, logged))
+    for message in logged:
+        if message.body not in have:
+            yield Violation(Wrong.SKIP, f"a read of {key} does not return {message}")
+    for message in queued:
+        if message.body not in in_log:
+            reason = f"a read of {key} returned a message not in the log: {message}"
+            yield Violation(Wrong.UNKNOWN, reason)
+
+
+def _check_put(put: Put, message: SeenMessage) -> Iterator[Violation]:
     wanted = put.message
     if (message.topic, message.queue_id) != (wanted.topic, wanted.queue_id):
-        wrong.append(Violation(Wrong.WRONG_TOPIC, f"{put} became {message}"))
+        yield Violation(Wrong.WRONG_TOPIC, f"{put} became {message}")
     if (message.tags, message.keys) != (wanted.tags, wanted.keys):
-        wrong.append(Violation(Wrong.UNKNOWN, f"{put} has other properties: {message}"))
+        yield Violation(Wrong.UNKNOWN, f"{put} has other properties: {message}")
     acked = put.physical_offset, put.queue_offset
     if put.is_acked and acked != (message.physical_offset, message.queue_offset):
-        reason = f"{put} was acknowledged at {acked}: {message}"
-        wrong.append(Violation(Wrong.WRONG_OFFSET, reason))
-    return wrong
+        yield Violation(Wrong.WRONG_OFFSET, f"{put} was acknowledged at {acked}: {message}")
 
 
-def _check_offsets(key: QueueKey, offsets: list[int]) -> list[Violation]:
+def _check_offsets(key: QueueKey, offsets: list[int]) -> Iterator[Violation]:
     # The queue offsets in the log's order must be 0, 1, 2 and so on.
-    wrong = []
     for expected, offset in enumerate(offsets):
         if offset != expected:
             kind = Wrong.DUPLICATE if offset in offsets[:expected] else Wrong.SKIP
-            wrong.append(Violation(kind, f"{key}: offset {offset} in the place of {expected}"))
-            break
-    return wrong
+            yield Violation(kind, f"{key}: offset {offset} in the place of {expected}")
+            return
 
 
 def _check_keys(seen: Seen) -> list[Violation]:

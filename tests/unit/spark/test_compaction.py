@@ -17,8 +17,9 @@ from logquarry.ingest.rows import open_source
 from logquarry.log import exported
 from logquarry.spark.compaction import compact
 from logquarry.spark.export import _manifest, read_options
+from logquarry.spark.jobs import run_tasks
 from logquarry.spark.lakehouse.iceberg import Iceberg
-from logquarry.spark.merging import MergeTask, Source, groups, merge_here
+from logquarry.spark.merging import Merged, MergeTask, Source, groups, merge
 from logquarry.spark.output import MANIFEST, SUCCESS, ExportCommit, OutputFolder
 from logquarry.spark.parquet import Summary, write_task
 from logquarry.spark.tasks import plan_tasks
@@ -37,6 +38,11 @@ SMALL: dict[str, Any] = {
 
 
 # ---------------------------------------------------------------------------------------- Parquet
+def merge_here(tasks: Sequence[MergeTask]) -> list[tuple[Merged, ...]]:
+    """Run all merges of a compaction in this process."""
+    return [merge(task) for task in tasks]
+
+
 def export(
     dest: Path, *stores: Path, partition_by: Sequence[str] = (), **options: str
 ) -> OutputFolder:
@@ -46,10 +52,7 @@ def export(
     tasks = plan_tasks(read)
     commit = ExportCommit(folder)
     commit.begin()
-    results = [
-        write_task(number, task, folder, commit.staging, partition_by)
-        for number, task in enumerate(tasks)
-    ]
+    results = [write_task(task, folder, commit.staging, partition_by) for task in tasks]
     files = [file for result in results for file in result.files]
     summary = Summary.of(result.summary for result in results)
     manifest = _manifest(tasks, files, summary, read.names, partition_by)
@@ -289,13 +292,12 @@ def test_an_export_while_a_table_is_compacted(
     lake, store = Lake("iceberg", tmp_path / "table"), tmp_path / "store"
     filled(lake, store, 2)
     put(store, *numbers(6, 8))
-    own = merge_here
 
-    def meanwhile(tasks: Sequence[MergeTask]) -> Any:
+    def meanwhile(_: object, __: str, tasks: Sequence[MergeTask], *___: Any, **____: Any) -> Any:
         lake.export(store, partition_by=["topic", "day"])
-        return own(tasks)
+        return merge_here(tasks)
 
-    monkeypatch.setattr("logquarry.spark.compaction.merge_here", meanwhile)
+    monkeypatch.setattr("logquarry.spark.compaction.run_tasks", meanwhile)
     assert compact(lake.dest).files_before == 2
     assert lake.bodies() == numbers(0, 8)
     assert lake.export(store, partition_by=["topic", "day"]).messages == 0
@@ -304,14 +306,13 @@ def test_an_export_while_a_table_is_compacted(
 def test_two_compactions_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = Lake("iceberg", tmp_path / "table")
     filled(lake, tmp_path / "store", 2)
-    own = merge_here
 
-    def meanwhile(tasks: Sequence[MergeTask]) -> Any:
-        monkeypatch.setattr("logquarry.spark.compaction.merge_here", own)
+    def meanwhile(_: object, __: str, tasks: Sequence[MergeTask], *___: Any, **____: Any) -> Any:
+        monkeypatch.setattr("logquarry.spark.compaction.run_tasks", run_tasks)
         assert compact(lake.dest).files_before == 2
-        return own(tasks)
+        return merge_here(tasks)
 
-    monkeypatch.setattr("logquarry.spark.compaction.merge_here", meanwhile)
+    monkeypatch.setattr("logquarry.spark.compaction.run_tasks", meanwhile)
     before = lake.bodies()
     with pytest.raises(StoreUnavailable, match="changed the files meanwhile"):
         compact(lake.dest)

@@ -15,10 +15,17 @@ import pytest
 
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.spark.compaction import compact, compact_folder
-from logquarry.spark.merging import MergeTask, Source, merge, merge_here
+from logquarry.spark.merging import MergeTask, Source, merge
 from logquarry.spark.output import INTENT, MANIFEST, SUCCESS, OutputFolder
 from tests.unit.spark.test_commit import Crash, CrashingFolder, FullDisk
-from tests.unit.spark.test_compaction import PLACE, export, make_store, odd_strings, rows
+from tests.unit.spark.test_compaction import (
+    PLACE,
+    export,
+    make_store,
+    merge_here,
+    odd_strings,
+    rows,
+)
 
 
 def all_bodies(dest: Path) -> list[bytes]:
@@ -310,7 +317,7 @@ def test_a_merge_that_fails_leaves_no_file(tmp_path: Path) -> None:
     some = [Source(p.name, 1, pq.read_metadata(p).num_rows) for p in dest.glob("*.parquet")]
     some[-1] = Source(some[-1].path, 1, 12_345)
     with pytest.raises(CorruptFile):
-        merge(0, MergeTask(folder, tuple(some), "new"))
+        merge(MergeTask(folder, tuple(some), "new"))
     assert not list(dest.glob("new*"))
 
 

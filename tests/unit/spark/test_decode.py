@@ -489,7 +489,7 @@ def protobuf_decoder(path: Path, message: str = "shop.Order") -> Any:
 
 def test_protobuf(tmp_path: Path) -> None:
     decoder = protobuf_decoder(descriptor_set(tmp_path))
-    made, _ = decoder._planned
+    made = decoder._message
     order = made(id=5, name="x", big=1 << 63, raw=b"r", kind=1, counts={3: 4})
     order.line.sku = "s"
     order.lines.add(sku="t")
@@ -516,7 +516,7 @@ def test_protobuf(tmp_path: Path) -> None:
 
 def test_protobuf_that_wants_its_fields(tmp_path: Path) -> None:
     decoder = protobuf_decoder(descriptor_set(tmp_path, proto2=True))
-    made, _ = decoder._planned
+    made = decoder._message
     values, failed = decoded(decoder, made(id=1).SerializeToString(), b"")
     assert failed == {1: "required fields are missing: id"}
     # A missing field with presence is null.

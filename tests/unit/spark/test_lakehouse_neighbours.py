@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +53,6 @@ def parquet_files(dest: Path) -> int:
     return len(list(dest.rglob("*.parquet")))
 
 
-def old_notes(dest: Path) -> None:
-    """Remove what an earlier version did not write into its notes."""
-    for note in (dest / CONTROL).iterdir():
-        document = json.loads(note.read_text())
-        del document["table"], document["id"]
-        note.write_text(json.dumps(document))
-
-
 @pytest.mark.parametrize("catalog", [None, "sql"])
 def test_sqlite_has_no_nested_namespaces(catalog: str | None, tmp_path: Path) -> None:
     put(tmp_path / "store", *numbers(0, 1))
@@ -71,23 +62,20 @@ def test_sqlite_has_no_nested_namespaces(catalog: str | None, tmp_path: Path) ->
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-@pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize("other", NAMES[1:])
 def test_a_crash_after_the_commit(
-    other: str, is_old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dest, store = tmp_path / "lake", tmp_path / "store"
     put(store, *numbers(0, 5))
     crashed(monkeypatch, (Run, "commit_done"), dest, store, "sales.messages")
-    if is_old:
-        old_notes(dest)
     assert export(dest, store, other) == 5
     assert bodies(dest, "sales.messages") == bodies(dest, other) == numbers(0, 5)
     put(store, *numbers(5, 7))
     for name in ("sales.messages", other):
         assert export(dest, store, name) == 2
         assert bodies(dest, name) == numbers(0, 7)
-    assert is_old or not list((dest / CONTROL).iterdir())
+    assert not list((dest / CONTROL).iterdir())
 
 
 @pytest.mark.parametrize("is_begun", [False, True])

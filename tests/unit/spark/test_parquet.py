@@ -42,7 +42,7 @@ def written(
     folder = OutputFolder(tmp_path / "out")
     folder.make("staging")
     (task,) = plan_tasks(ReadOptions(paths=(str(store),), **options))
-    return folder, write_task(0, task, folder, "staging", partition_by)
+    return folder, write_task(task, folder, "staging", partition_by)
 
 
 def rows_of(folder: OutputFolder, result: TaskResult) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ def test_one_file(tmp_path: Path, store: Path) -> None:
     folder, result = written(tmp_path, store)
     (file,) = result.files
     assert file.path == "part-store.00000000000000000000.parquet"
-    assert file.staged.startswith("staging/000000-")
+    assert file.staged.startswith("staging/")
     assert file.rows == 60
     assert (file.first_offset, file.broker) == (0, "store")
     assert file.bytes == (Path(folder.location) / file.staged).stat().st_size

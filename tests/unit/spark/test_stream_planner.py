@@ -263,7 +263,7 @@ def test_latest(tmp_path: Path) -> None:
         assert [row["body"] for row in stream.rows] == [b"new %d" % n for n in range(5)]
         stream.drain()
         assert [row["body"] for row in stream.rows] == [b"new %d" % n for n in range(6)]
-        assert stream.at is not None and START not in stream.at
+        assert stream.at is not None and START not in stream.at.to_json()
 
 
 def test_starts_are_for_new_queries_only(tmp_path: Path) -> None:

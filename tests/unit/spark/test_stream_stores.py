@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from logquarry.errors import CorruptFrame, MessageNotFound, StoreNotFound, UsageError
-from logquarry.spark.stream_admission import START
 from logquarry.spark.tasks import read_batches
 from tests.helpers.files import zero
 from tests.helpers.stream import Stream, made
@@ -28,7 +27,7 @@ def test_several_brokers_and_those_that_come_later(tmp_path: Path) -> None:
     stream.drain()
     assert len(stream.rows) == 51
     assert stream.at is not None
-    assert {name for name in stream.at if name != START} == {"b1", "b2"}
+    assert stream.at.brokers.keys() == {"b1", "b2"}
 
 
 def test_a_store_without_files_yet(tmp_path: Path) -> None:
@@ -92,7 +91,7 @@ def test_files_that_expire_behind_the_stream(tmp_path: Path) -> None:
         stream.run()
         assert stream.at is not None
         for path in sorted((tmp_path / "store" / "commitlog").iterdir()):
-            if int(path.name) + 3000 <= stream.at["store"]:
+            if int(path.name) + 3000 <= stream.at.brokers["store"]:
                 path.unlink()
     assert len(stream.rows) == len(maker.frames)
 

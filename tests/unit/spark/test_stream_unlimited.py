@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from logquarry.errors import MessageNotFound, UsageError
 from logquarry.spark.stream_planner import UnlimitedPlanner
 from tests.helpers.store_maker import FIRST_TIME, StoreMaker
-from tests.helpers.stream import Stream
+from tests.helpers.stream import Stream, through_json
 
 
 class UnlimitedStream(Stream):
@@ -26,8 +25,8 @@ class UnlimitedStream(Stream):
         self.planner = UnlimitedPlanner(self.options, self.options.names)
 
     def plan(self) -> bool:
-        start = json.loads(json.dumps(self.planner.initial())) if self.at is None else self.at
-        end = json.loads(json.dumps(self.planner.newest_end()))
+        start = through_json(self.planner.initial()) if self.at is None else self.at
+        end = through_json(self.planner.newest_end())
         if end == start:
             return False
         self.planned = start, end

@@ -116,14 +116,14 @@ class Jobs:
     largest: dict[str, int] = field(default_factory=dict)
 
     def __call__(
-        self, _: Any, name: str, tasks: Sequence[Any], work: Callable[[int, Any], Any], **__: Any
+        self, _: Any, name: str, tasks: Sequence[Any], work: Callable[[Any], Any], **__: Any
     ) -> list[Any]:
         found = []
-        for number, task in enumerate(tasks):
-            sent = pickle.dumps((number, task, work))
+        for task in tasks:
+            sent = pickle.dumps((task, work))
             self.largest[name] = max(self.largest.get(name, 0), len(sent))
-            own_number, own_task, own_work = pickle.loads(sent)
-            found.append(pickle.loads(pickle.dumps(own_work(own_number, own_task))))
+            own_task, own_work = pickle.loads(sent)
+            found.append(pickle.loads(pickle.dumps(own_work(own_task))))
         return found
 
 
@@ -149,7 +149,7 @@ def test_tasks_of_an_export_into_a_table(stores: tuple[Path, Path], tmp_path: Pa
 
     def run(tasks: Sequence[Any], work: Any) -> list[Any]:
         found.append(sizes([(task, work) for task in tasks]))
-        return [work(number, task) for number, task in enumerate(tasks)]
+        return [work(task) for task in tasks]
 
     lake = Lake("delta", tmp_path / "table")
     done = lake.prepared(stores[1], {"splitSize": "256k"}).run_with(run)

@@ -103,10 +103,10 @@ def test_a_longer_span_takes_the_place_of_a_shorter(golden: Path, tmp_path: Path
     layout = StoreLayout.open(store)
     file = layout.commit_log.files[0]
     folder = tmp_path / "aside"
-    quarantine = Quarantine(OutputFolder(folder), "rack/one")
+    quarantine = Quarantine(OutputFolder(folder), "rack/one", layout)
     data = (store / file.path).read_bytes()
     for length in (10, 300, 200):
-        quarantine.keep(layout, DamagedSpan(50, length, "kind", "reason", "path"))
+        quarantine.keep(DamagedSpan(50, length, "kind", "reason", "path"))
     assert [p.name for p in folder.iterdir()] == ["rack%2Fone"]
     assert (folder / "rack%2Fone" / f"{50:020d}.bin").read_bytes() == data[50:350].rstrip(b"\0")
     (document,) = kept(folder)
@@ -121,9 +121,8 @@ def test_zeros_between_are_kept_and_those_at_the_end_are_not(tmp_path: Path) -> 
     content[5], content[17 << 20] = 1, 2
     (tmp_path / "store" / "commitlog" / f"{0:020d}").write_bytes(content)
     layout = StoreLayout.open(tmp_path / "store")
-    Quarantine(OutputFolder(tmp_path / "q"), "b").keep(
-        layout, DamagedSpan(0, size, "kind", "reason", "path")
-    )
+    quarantine = Quarantine(OutputFolder(tmp_path / "q"), "b", layout)
+    quarantine.keep(DamagedSpan(0, size, "kind", "reason", "path"))
     (copy,) = (tmp_path / "q").rglob("*.bin")
     assert copy.read_bytes() == bytes(content).rstrip(b"\0")
 

@@ -11,16 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from json import loads as parse_json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from logquarry.errors import UsageError
 from logquarry.spark.decode.base import BodyDecoder, plain, struct_of
-
-if TYPE_CHECKING:
-    from logquarry.spark.tasks import ReadTask
-
+from logquarry.spark.decode.binary import AvroDecoder, ProtobufDecoder
+from logquarry.spark.decode.json import JsonDecoder, inferred, struct_of_schema
+from logquarry.spark.tasks import ReadTask, read_batches
 
 __all__ = ["BodyDecoder", "DecodeOptions", "decoder_for", "parse_decode_options"]
 
@@ -100,17 +99,11 @@ def decoder_for(
         tasks: tasks whose messages are the sample for an unknown schema.
     """
     if options.kind == "avro":
-        from logquarry.spark.decode.binary import AvroDecoder
-
         assert options.schema is not None
         return AvroDecoder(_text(options.schema))
     if options.kind == "protobuf":
-        from logquarry.spark.decode.binary import ProtobufDecoder
-
         assert options.schema is not None and options.message is not None
         return ProtobufDecoder(options.schema, options.message)
-    from logquarry.spark.decode.json import JsonDecoder
-
     if options.schema is not None:
         return JsonDecoder(_json_type(_text(options.schema)))
     found = _from_sample(tasks) if known is None else plain(known)
@@ -118,8 +111,6 @@ def decoder_for(
 
 
 def _from_sample(tasks: Sequence[ReadTask]) -> pa.DataType | None:
-    from logquarry.spark.decode.json import inferred
-
     bodies = list(_sample(tasks))
     if not bodies:
         return None
@@ -133,8 +124,6 @@ def _from_sample(tasks: Sequence[ReadTask]) -> pa.DataType | None:
 
 
 def _sample(tasks: Sequence[ReadTask]) -> Iterator[bytes]:
-    from logquarry.spark.tasks import read_batches
-
     left = SAMPLE
     for task in tasks:
         # Only the sample is read here. The tasks of the export read the same bytes later, and copy
@@ -164,8 +153,6 @@ def _ddl_or_file(text: str) -> bytes:
 
 
 def _json_type(text: str) -> pa.DataType:
-    from logquarry.spark.decode.json import struct_of_schema
-
     if not text.lstrip().startswith("{"):
         return struct_of(text)
     try:

@@ -11,7 +11,7 @@ import io
 import json
 from collections.abc import Callable
 from decimal import Decimal
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -46,46 +46,38 @@ class AvroDecoder(BodyDecoder):
 
     def __init__(self, schema: str) -> None:
         try:
-            import fastavro  # noqa: F401
+            from fastavro.schema import parse_schema
         except ModuleNotFoundError:
             raise UsageError(
                 "Avro needs the package fastavro: pip install 'logquarry[lakehouse]'"
             ) from None
         self._schema = schema
-        kind, _ = self._planned
-        if not pa.types.is_struct(kind):
-            raise UsageError("Avro schema: needs a record")
-        check_struct(kind)
-        self.arrow_type = kind
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return AvroDecoder, (self._schema,)
-
-    @cached_property
-    def _planned(self) -> tuple[pa.DataType, Convert | None]:
-        from fastavro.schema import parse_schema
-
         try:
-            self._parsed = parse_schema(_without_times(json.loads(self._schema)))
-            return _Types().of(json.loads(self._schema), "value")
+            self._parsed = parse_schema(_without_times(json.loads(schema)))
+            self.arrow_type, self._convert = _Types().of(json.loads(schema), "value")
         except UsageError:
             raise
         except Exception as error:
             # fastavro raises many types of exceptions on invalid schemas.
             raise UsageError(f"Avro schema: {type(error).__name__}: {error}") from error
+        if not pa.types.is_struct(self.arrow_type):
+            raise UsageError("Avro schema: needs a record")
+        check_struct(self.arrow_type)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AvroDecoder, (self._schema,)
 
     def value(self, body: bytes) -> Any:
         """Decode one datum."""
         from fastavro import schemaless_reader
 
-        _, convert = self._planned
         source = io.BytesIO(body)
         found = schemaless_reader(source, self._parsed, None)
         if source.tell() != len(body):
             raise NotOfTheSchema(
                 f"the datum ends at byte {source.tell()} of {len(body)}: the schema differs"
             )
-        return found if convert is None else convert(found)
+        return found if self._convert is None else self._convert(found)
 
 
 def _without_times(schema: Any) -> Any:
@@ -239,30 +231,20 @@ class ProtobufDecoder(BodyDecoder):
     """
 
     def __init__(self, descriptors: bytes, message: str) -> None:
-        self._descriptors = descriptors
-        self._message = message
-        self.arrow_type, _ = self._planned[1]
-        check_struct(self.arrow_type)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ProtobufDecoder, (self._descriptors, self._message)
-
-    @cached_property
-    def _planned(self) -> tuple[Any, tuple[pa.DataType, Convert]]:
-        """Python class and Arrow type of the message, and the function that converts its values."""
         try:
             from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
         except ModuleNotFoundError:
             raise UsageError(
                 "Protobuf needs the package protobuf: pip install 'logquarry[lakehouse]'"
             ) from None
+        self._given = descriptors, message
         pool = descriptor_pool.DescriptorPool()
         files = descriptor_pb2.FileDescriptorSet()
         try:
-            files.ParseFromString(self._descriptors)
+            files.ParseFromString(descriptors)
             for file in _in_order(files.file):
                 pool.Add(file)
-            found = pool.FindMessageTypeByName(self._message)
+            found = pool.FindMessageTypeByName(message)
         except KeyError:
             known = sorted(
                 f"{file.package}.{own.name}".lstrip(".")
@@ -270,21 +252,25 @@ class ProtobufDecoder(BodyDecoder):
                 for own in file.message_type
             )
             raise UsageError(
-                f"descriptor set: there is no message {self._message!r}; there are: "
+                f"descriptor set: there is no message {message!r}; there are: "
                 f"{', '.join(known) or 'none'}"
             ) from None
         except Exception as error:
             raise UsageError(f"descriptor set: {type(error).__name__}: {error}") from error
-        return message_factory.GetMessageClass(found), _message_type(found, "value", ())
+        self._message: Any = message_factory.GetMessageClass(found)
+        self.arrow_type, self._convert = _message_type(found, "value", ())
+        check_struct(self.arrow_type)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ProtobufDecoder, self._given
 
     def value(self, body: bytes) -> Any:
         """Decode one message."""
-        made, (_, convert) = self._planned
-        found = made.FromString(body)
+        found = self._message.FromString(body)
         if not found.IsInitialized():
             missing = ", ".join(found.FindInitializationErrors())
             raise NotOfTheSchema(f"required fields are missing: {missing}")
-        return convert(found)
+        return self._convert(found)
 
 
 def _in_order(files: Any) -> list[Any]:

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -141,13 +141,10 @@ class JsonDecoder(BodyDecoder):
 
     def __init__(self, arrow_type: pa.DataType) -> None:
         self.arrow_type = arrow_type
+        self._convert = _converter(arrow_type, "value")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JsonDecoder, (self.arrow_type,)
-
-    @cached_property
-    def _convert(self) -> Convert:
-        return _converter(self.arrow_type, "value")
 
     def value(self, body: bytes) -> Any:
         """Decode one object."""

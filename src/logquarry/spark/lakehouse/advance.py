@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final
 
 import pyarrow as pa
@@ -51,8 +52,8 @@ QUIET_BYTES: Final = 256 << 20
 new offset, without adding files. A restart then does not read these bytes again.
 """
 
-Work = Callable[[int, ReadTask], TableResult]
-"""Function that writes the messages of one task; called with the task's number and the task."""
+Work = Callable[[ReadTask], TableResult]
+"""Function that writes the messages of one task."""
 RunTasks = Callable[[Sequence[ReadTask], Work], list[TableResult]]
 """Function that runs all tasks and returns their results in the order of the tasks."""
 
@@ -73,11 +74,10 @@ class Target:
     decode: DecodeOptions | None
     moved: bool = False
 
-    @property
+    @cached_property
     def identity(self) -> dict[str, Any]:
         """The options that must be the same in all exports into the table."""
-        decode = None if self.decode is None else self.decode.as_json()
-        return identity(self.read, self.partition_by, decode)
+        return identity(self.read, self.partition_by, self.decode)
 
     def look_at_letters(self, state: TableState | None) -> TableState | None:
         """Return the state of the table of dead letters; None if it does not exist yet.
@@ -91,43 +91,57 @@ class Target:
         letters = None if self.dead_letters is None else self.dead_letters.look()
         if letters is not None:
             assert self.dead_letters is not None
-            own = self.identity
-            check_letters(self.dead_letters, letters.document, self.table, state, own)
+            text = letters.document
+            check_letters(self.dead_letters, text, self.table, state, self.identity)
         return letters
 
 
-@dataclass(slots=True)
-class Done:
-    """Totals of all steps.
+@dataclass(kw_only=True)
+class TableSummary:
+    """The result of one call of an export to a table; while the export runs, its totals so far.
 
-    `is_stopped` is true if damage has ended the export (on_damage="stop").
+    `dead_messages` counts the undecodable bodies.
     """
 
-    summary: Summary = field(default_factory=Summary)
+    location: str
+    dead_letters: str | None
     files: int = 0
     bytes: int = 0
+    summary: Summary = field(default_factory=Summary)
     dead_messages: int = 0
     commits: int = 0
-    is_stopped: bool = False
+    seconds: float = 0.0
+
+    @property
+    def messages(self) -> int:
+        """Number of messages added to the table."""
+        return self.summary.total.messages
 
 
 class Advance:
-    """The export into one table."""
+    """The export into one table.
+
+    `is_stopped` is true if damage has ended the export (on_damage="stop").
+    """
 
     def __init__(self, target: Target, run: Run, run_tasks: RunTasks) -> None:
         self._target = target
         self._run = run
         self._run_tasks = run_tasks
-        self._identity = target.identity
         self._decoder: BodyDecoder | None = None
-        self.done = Done()
+        self.is_stopped = False
+        letters = target.dead_letters
+        self.done = TableSummary(
+            location=target.table.folder.location,
+            dead_letters=None if letters is None else letters.folder.location,
+        )
         self._state = state = target.table.look()
         places = stores_by_name(target.read.paths, target.read.storage_options)
         self._committed: dict[str, int] = {}
         kept: dict[str, Any] | None = None
         if state is not None:
             found = parsed(target.table.name, state.document)
-            check_same(target.table.name, self._identity, found)
+            check_same(target.table.name, target.identity, found)
             columns = table_schema(target.read.names, is_kafka=target.read.is_kafka)
             check_types(target.table.name, columns, state.schema)
             self._committed = state.marks([*map(_broker, places), *map(_store, places.values())])
@@ -135,8 +149,6 @@ class Advance:
             kept = found["start"]
             if target.decode is not None:
                 self._decoder = self._known_decoder(target.decode, state.schema)
-        elif target.decode is not None and not target.decode.needs_sample:
-            self._decoder = decoder_for(target.decode, None)
         self._planner, self._at = self._planned(kept)
 
     def _known_decoder(self, decode: DecodeOptions, found: pa.Schema) -> BodyDecoder | None:
@@ -177,7 +189,7 @@ class Advance:
                     f"{location}: if it is the same store, pass --moved (moved=True)"
                 )
 
-    def _planned(self, kept: Mapping[str, Any] | None) -> tuple[StreamPlanner, dict[str, Any]]:
+    def _planned(self, kept: Mapping[str, Any] | None) -> tuple[StreamPlanner, StreamOffset]:
         read = self._target.read
         known = {
             name.removeprefix(_broker("")): value
@@ -187,12 +199,10 @@ class Advance:
         # The start in the options applies only to stores from which the table has no messages yet.
         start = OffsetLimit(default=read.start.default, brokers={**read.start.brokers, **known})
         planner = StreamPlanner(replace(read, start=start), read.names)
-        first = dict(planner.initial())
+        first = planner.initial()
         if kept is not None:
-            first.pop(START, None)
-            first |= {START: kept} if kept else {}
-        offset = StreamOffset.from_json(first).moved(known)
-        return planner, replace(offset, first=None).to_json()
+            first = replace(StreamOffset.from_json({START: kept}), brokers=first.brokers)
+        return planner, replace(first.moved(known), first=None)
 
     # ------------------------------------------------------------------------------------ one step
     def to_what_is_there(self) -> None:
@@ -210,7 +220,7 @@ class Advance:
         """
         read = self._target.read
         end = self._planner.latest(self._at, Limits(read.max_bytes, read.max_rows))
-        if self.done.is_stopped or self._marks(end) == self._marks(self._at):
+        if self.is_stopped or self._marks(end) == self._marks(self._at):
             return False
         tasks = self._planner.tasks(self._at, end)
         if not self._can_decode(tasks):
@@ -219,7 +229,7 @@ class Advance:
         try:
             results = self._write(tasks)
             stops = _first_damage(tasks, results) if read.on_damage == "stop" else {}
-            end = replace(StreamOffset.from_json(end).moved(stops), first=None).to_json()
+            end = replace(end.moved(stops), first=None)
             kept: list[TableResult] = []
             for task, result in zip(tasks, results, strict=True):
                 if _begins(task) <= stops.get(task.broker, _begins(task)):
@@ -245,10 +255,10 @@ class Advance:
             self._run.give_up()
             raise
         self._at = end
-        self.done.is_stopped = bool(stops)
+        self.is_stopped = bool(stops)
         self.done.files += len(files)
         self.done.bytes += sum(file.bytes for file in files)
-        self.done.dead_messages += sum(result.dead_messages for result in kept)
+        self.done.dead_messages += sum(file.rows for file in dead)
         self.done.summary = Summary.of([self.done.summary, *(result.summary for result in kept)])
         return True
 
@@ -285,11 +295,9 @@ class Advance:
         writer = TableWriter(
             folder=target.table.folder,
             run=self._run.name,
-            columns=target.read.names,
             partition_by=target.partition_by,
             partitions_in_files=target.table.partitions_in_files,
             decoder=self._decoder,
-            is_kafka=target.read.is_kafka,
             dead_folder=None if target.dead_letters is None else target.dead_letters.folder,
             dead_from=dead_from,
         )
@@ -311,7 +319,7 @@ class Advance:
             assert self._state is not None
             state = target.look_at_letters(self._state)
             if state is None:
-                kept = letters_document(target.table, self._state.id, self._identity)
+                kept = letters_document(target.table, self._state.id, target.identity)
                 target.dead_letters.create(dead_letter_schema(), (), kept)
                 state = target.look_at_letters(self._state)
                 assert state is not None
@@ -327,22 +335,20 @@ class Advance:
         if self._state is not None:
             return
         target = self._target
-        columns = table_schema(target.read.names, is_kafka=target.read.is_kafka)
-        if self._decoder is not None:
-            columns = columns.append(self._decoder.field(VALUE))
-        start = self._at.get(START, {})
-        kept = {name: value for name, value in start.items() if name != "offsets"}
+        read, decoder = target.read, self._decoder
+        columns = table_schema(read.names, is_kafka=read.is_kafka, decoder=decoder)
+        kept = self._at.to_json().get(START, {})
         letters = None if target.dead_letters is None else target.dead_letters.name
-        target.table.create(columns, target.partition_by, document(self._identity, kept, letters))
+        target.table.create(columns, target.partition_by, document(target.identity, kept, letters))
         self._state = target.table.look()
         assert self._state is not None
 
     # -------------------------------------------------------------------------------------- marks
-    def _marks(self, offset: Mapping[str, Any]) -> dict[str, int]:
+    def _marks(self, offset: StreamOffset) -> dict[str, int]:
         read = self._target.read
         places = stores_by_name(read.paths, read.storage_options)
         found: dict[str, int] = {}
-        for broker, value in StreamOffset.from_json(offset).brokers.items():
+        for broker, value in offset.brokers.items():
             found[_broker(broker)] = value
             if broker in places:
                 found[_store(places[broker])] = value

@@ -26,9 +26,9 @@ from logquarry.spark.lakehouse.table import (
     TableFile,
     TableState,
     check_location,
-    check_parts,
     check_unmoved,
-    missing_extra,
+    known_document,
+    require_package,
     text_bound,
 )
 from logquarry.spark.output import OutputFolder
@@ -49,10 +49,7 @@ class Delta:
     partitions_in_files = False
 
     def __init__(self, folder: OutputFolder, options: Mapping[str, str] | None = None) -> None:
-        try:
-            import deltalake  # noqa: F401
-        except ModuleNotFoundError:
-            raise missing_extra("deltalake") from None
+        require_package("deltalake")
         check_location(folder, "deltalake")
         self.folder = folder
         self._options = dict(options or {}) or None
@@ -70,9 +67,6 @@ class Delta:
         except ValueError:
             # The name is no path: it has a NUL, or text that UTF-8 cannot encode.
             return False
-
-    def has_neighbours(self) -> bool:
-        return False
 
     def _open(self) -> DeltaTable | None:
         from deltalake import DeltaTable
@@ -105,17 +99,15 @@ class Delta:
         if table is None:
             return None
         metadata = table.metadata()
-        document = metadata.configuration.get(PROPERTY)
-        if document is None:
-            raise UsageError(f"{self.name}: no export created this Delta table: give another one")
-        check_parts(self.name, document, metadata.partition_columns)
-        if _FORGET in metadata.configuration:
+        properties = metadata.configuration
+        document = known_document(self.name, "Delta", properties, metadata.partition_columns)
+        if _FORGET in properties:
             # With this property, Delta drops the marks after some time. The export would then add
             # all messages again.
             raise UsageError(
                 f"{self.name}: with the property {_FORGET}, Delta forgets which messages the table "
                 "has: remove the property. If no export has added messages for longer than "
-                f"{metadata.configuration[_FORGET]!r}, export into another table"
+                f"{properties[_FORGET]!r}, export into another table"
             )
         schema = pa.schema(table.schema().to_arrow())
         return TableState(str(metadata.id), document, schema, partial(_marks, table))

@@ -6,8 +6,8 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry import arguments
@@ -16,20 +16,21 @@ from logquarry.log.location import Stores
 from logquarry.spark.decode import DecodeOptions, parse_decode_options
 from logquarry.spark.export import check_apart, read_options
 from logquarry.spark.jobs import run_tasks
-from logquarry.spark.lakehouse.advance import Advance, Done, RunTasks, Target, Work
+from logquarry.spark.lakehouse.advance import Advance, RunTasks, TableSummary, Target
+from logquarry.spark.lakehouse.delta import Delta
+from logquarry.spark.lakehouse.iceberg import Iceberg
 from logquarry.spark.lakehouse.table import DEAD_LETTERS, Table
 from logquarry.spark.lakehouse.write import (
     CONTROL,
     Run,
-    TableResult,
     is_of_run,
     noted_run,
     table_folders,
 )
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.output import OutputFolder
-from logquarry.spark.parquet import Summary, check_partition_columns
-from logquarry.spark.tasks import ReadTask, open_stores
+from logquarry.spark.parquet import check_partition_columns
+from logquarry.spark.tasks import open_stores
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
@@ -38,25 +39,6 @@ if TYPE_CHECKING:
 DEFAULT_TABLE: Final = "logquarry.messages"
 DEFAULT_INTERVAL: Final = 10.0
 """Seconds between two steps of an export that follows the stores."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableSummary:
-    """The result of one call of an export to a table; `dead_messages` counts undecodable bodies."""
-
-    location: str
-    dead_letters: str | None
-    files: int
-    bytes: int
-    summary: Summary
-    dead_messages: int
-    commits: int
-    seconds: float
-
-    @property
-    def messages(self) -> int:
-        """Number of messages added to the table."""
-        return self.summary.total.messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +76,7 @@ class TableExport:
     def check(self) -> None:
         """Check stores and destination without changing a file."""
         read, table = self.target.read, self.target.table
-        locations = [location for location, _, _ in open_stores(read)]
+        locations = [layout.root for layout in open_stores(read).values()]
         check_apart(self.folder.location, locations, read.config)
         if (letters := self.target.dead_letters) is not None:
             check_apart(letters.folder.location, locations, read.config)
@@ -109,57 +91,36 @@ class TableExport:
         spark: SparkSession,
         *,
         progress: Progress | None = None,
-        on_commit: Callable[[Done], None] | None = None,
+        on_commit: Callable[[TableSummary], None] | None = None,
     ) -> TableSummary:
         """Run the export on Spark; see :func:`export_delta`."""
-
-        def on_spark(tasks: Sequence[ReadTask], work: Work) -> list[TableResult]:
-            name = f"export to {self.target.table.name}"
-            return run_tasks(
-                spark, name, tasks, work, weight=attrgetter("length"), progress=progress
-            )
-
-        return self.run_with(on_spark, on_commit=on_commit)
+        name = f"export to {self.target.table.name}"
+        run = partial(run_tasks, spark, name, weight=attrgetter("length"), progress=progress)
+        return self.run_with(run, on_commit=on_commit)
 
     def run_with(
-        self, run: RunTasks, *, on_commit: Callable[[Done], None] | None = None
+        self, run: RunTasks, *, on_commit: Callable[[TableSummary], None] | None = None
     ) -> TableSummary:
         """Run the export; ``run`` is a function that runs tasks."""
         began = time.monotonic()
         self.check()
-        done = self._advance(run, on_commit)
-        letters = self.target.dead_letters
-        return TableSummary(
-            location=self.target.table.folder.location,
-            dead_letters=None if letters is None else letters.folder.location,
-            files=done.files,
-            bytes=done.bytes,
-            summary=done.summary,
-            dead_messages=done.dead_messages,
-            commits=done.commits,
-            seconds=time.monotonic() - began,
-        )
-
-    def _advance(self, run_tasks: RunTasks, on_commit: Callable[[Done], None] | None) -> Done:
-        target = self.target
+        target, follow = self.target, self.options.follow
         tables = [target.table, *([target.dead_letters] if target.dead_letters else [])]
-        run = Run(self.folder, tables)
-        run.begin()
-        try:
-            steps = Advance(target, run, run_tasks)
-            if not self.options.follow:
+        own = Run(self.folder, tables)
+        with own.locked():
+            steps = Advance(target, own, run)
+            if not follow:
                 steps.to_what_is_there()
             while True:
                 while steps.step():
                     if on_commit is not None:
                         on_commit(steps.done)
-                if not self.options.follow or steps.done.is_stopped:
+                if not follow or steps.is_stopped:
                     break
                 time.sleep(self.options.interval)
             steps.settle()
-            return steps.done
-        finally:
-            run.end()
+        steps.done.seconds = time.monotonic() - began
+        return steps.done
 
 
 # ------------------------------------------------------------------------------------------ Delta
@@ -171,7 +132,7 @@ def export_delta(
     *,
     table_storage_options: Mapping[str, str] | None = None,
     progress: Progress | None = None,
-    on_commit: Callable[[Done], None] | None = None,
+    on_commit: Callable[[TableSummary], None] | None = None,
     **table_options: Any,
 ) -> TableSummary:
     """Add the messages of stores to a Delta table, each exactly once.
@@ -213,8 +174,6 @@ def delta_export(
     **table_options: Any,
 ) -> TableExport:
     """Prepare :func:`export_delta`; raise UsageError for an invalid option or a missing package."""
-    from logquarry.spark.lakehouse.delta import Delta
-
     chosen = _chosen(table_options)
     folder = OutputFolder(dest, chosen.dest_storage_options)
     place = chosen.dead_letters or f"{folder.location}{DEAD_LETTERS}"
@@ -234,7 +193,7 @@ def export_iceberg(
     table: str = DEFAULT_TABLE,
     catalog: Mapping[str, str] | None = None,
     progress: Progress | None = None,
-    on_commit: Callable[[Done], None] | None = None,
+    on_commit: Callable[[TableSummary], None] | None = None,
     **table_options: Any,
 ) -> TableSummary:
     """Add the messages of stores to an Iceberg table, each exactly once, like :func:`export_delta`.
@@ -259,15 +218,12 @@ def iceberg_export(
     **table_options: Any,
 ) -> TableExport:
     """Prepare :func:`export_iceberg`; raise UsageError for invalid options or a missing package."""
-    from logquarry.spark.lakehouse.iceberg import CATALOG_FILE, Iceberg
-
     chosen = _chosen(table_options)
     folder = OutputFolder(dest, chosen.dest_storage_options)
     if catalog is None and not folder.is_local:
         raise UsageError(
             f"{folder.location}: the default catalog (SQLite) needs a local folder: give catalog"
         )
-    file = Path(folder.location) / CATALOG_FILE
     letters = None
     if chosen.dead_letters is not None:
         letters = OutputFolder(chosen.dead_letters, chosen.dest_storage_options)
@@ -275,8 +231,8 @@ def iceberg_export(
         stores,
         options,
         chosen,
-        Iceberg(folder, table, catalog, file),
-        Iceberg(folder, f"{table}{DEAD_LETTERS}", catalog, file, letters),
+        Iceberg(folder, table, catalog),
+        Iceberg(folder, f"{table}{DEAD_LETTERS}", catalog, letters),
     )
     return TableExport(target=target, folder=folder, options=chosen)
 

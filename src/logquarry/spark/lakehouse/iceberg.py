@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.spark.lakehouse.table import (
-    DEAD_LETTERS,
     PROPERTY,
     CommitUnknown,
     Marks,
@@ -29,9 +28,9 @@ from logquarry.spark.lakehouse.table import (
     TableState,
     TableUnchanged,
     check_location,
-    check_parts,
     check_unmoved,
-    missing_extra,
+    known_document,
+    require_package,
     text_bound,
 )
 from logquarry.spark.merging import Source
@@ -66,9 +65,9 @@ class Iceberg:
     Args:
         dest: folder that contains the folders of tables.
         identifier: ``NAMESPACE.TABLE``.
-        catalog: properties of the catalog, with `pyiceberg`'s names; None for SQLite in
-            `catalog_file`. The configuration file of `pyiceberg` adds missing properties; ``name``
-            selects the catalog in that file.
+        catalog: properties of the catalog, with `pyiceberg`'s names; None for SQLite in the file
+            CATALOG_FILE of `dest`. The configuration file of `pyiceberg` adds missing properties;
+            ``name`` selects the catalog in that file.
         folder: folder of the table's files; None for the table's own folder in `dest`.
     """
 
@@ -79,13 +78,9 @@ class Iceberg:
         dest: OutputFolder,
         identifier: str,
         catalog: Mapping[str, str] | None,
-        catalog_file: Path,
         folder: OutputFolder | None = None,
     ) -> None:
-        try:
-            import pyiceberg.catalog  # noqa: F401
-        except ModuleNotFoundError:
-            raise missing_extra("pyiceberg") from None
+        require_package("pyiceberg.catalog")
         self._dest = dest
         self._folder = folder
         # The constructor does not ask the catalog for the table's folder: the catalog can be down.
@@ -94,11 +89,12 @@ class Iceberg:
         if len(self._identifier) < 2 or not all(self._identifier):
             raise UsageError(f"table {identifier!r}: give NAMESPACE.TABLE")
         check_location(folder or self._below(self._identifier[-1]), "pyiceberg", "?#")
-        self._file = catalog_file if catalog is None else None
-        if self._file is not None:
+        self._file: Path | None = None
+        if catalog is None:
             self._require_flat("the default catalog (SQLite)")
-        sqlite = {"type": "sql", "uri": f"sqlite:///{catalog_file}"}
-        self._properties = dict(sqlite if catalog is None else catalog)
+            self._file = Path(dest.location) / CATALOG_FILE
+            catalog = {"type": "sql", "uri": f"sqlite:///{self._file}"}
+        self._properties = dict(catalog)
 
     def _require_flat(self, catalog: str) -> None:
         if len(self._identifier) > 2:
@@ -167,14 +163,6 @@ class Iceberg:
     def is_called(self, name: str) -> bool:
         return name.partition(" (")[0] == ".".join(self._identifier)
 
-    def has_neighbours(self) -> bool:
-        if self._has_no_catalog():
-            return False
-        *namespace, last = self._identifier
-        own = self._identifier, (*namespace, f"{last}{DEAD_LETTERS}")
-        with self._catalog() as catalog:
-            return any(tuple(found) not in own for found in _tables(catalog))
-
     @contextmanager
     def _catalog(self) -> Iterator[Catalog]:
         """Open the catalog; turn errors of its libraries into StoreUnavailable."""
@@ -209,12 +197,8 @@ class Iceberg:
             table = self._load(catalog)
             if table is None:
                 return None
-            document = table.properties.get(PROPERTY)
-            if document is None:
-                raise UsageError(
-                    f"{self.name}: no export created this Iceberg table: give another one"
-                )
-            check_parts(self.name, document, list(_parts(table)))
+            parts = list(_parts(table))
+            document = known_document(self.name, "Iceberg", table.properties, parts)
             marks = partial(_some, _marks(table))
             identity = str(table.metadata.table_uuid)
             return TableState(identity, document, table.schema().as_arrow(), marks)

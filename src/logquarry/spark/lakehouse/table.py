@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import unquote
@@ -22,6 +23,7 @@ from logquarry.spark.options import ReadOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from logquarry.spark.decode import DecodeOptions
     from logquarry.spark.output import OutputFolder
 
 
@@ -31,12 +33,9 @@ _STARTS: Final = ("queue_ranges",)
 
 
 def identity(
-    read: ReadOptions, partition_by: Sequence[str], decode: Mapping[str, Any] | None
+    read: ReadOptions, partition_by: Sequence[str], decode: DecodeOptions | None
 ) -> dict[str, Any]:
-    """Return the options that must be the same in all exports into one table.
-
-    `decode` is the JSON form of the options for decoding; None if bodies are not decoded.
-    """
+    """Return the options that must be the same in all exports into one table."""
     wanted = {
         field.name: _plain(value)
         for field in fields(read.wanted)
@@ -47,7 +46,7 @@ def identity(
         "columns": list(read.names),
         "partition_by": list(partition_by),
         "filters": wanted,
-        "decode": dict(decode) if decode else None,
+        "decode": None if decode is None else decode.as_json(),
         "decompress": read.decompress,
     }
 
@@ -86,19 +85,28 @@ def check_same(name: str, own: Mapping[str, Any], found: Mapping[str, Any]) -> N
             )
 
 
-def check_parts(name: str, text: str, found: Sequence[str]) -> None:
-    """Raise UsageError if the table's partitioning has changed since its creation.
+def known_document(
+    name: str, kind: str, properties: Mapping[str, str], parts: Sequence[str]
+) -> str:
+    """Return the document among a table's properties.
 
     Args:
-        text: the table's document.
-        found: the columns that partition the table now.
+        kind: Delta or Iceberg.
+        parts: the columns that partition the table now.
+
+    Raises:
+        UsageError: if no export created the table, or if its partitioning has changed since.
     """
+    text = properties.get(PROPERTY)
+    if text is None:
+        raise UsageError(f"{name}: no export created this {kind} table: give another one")
     made = list(parsed(name, text).get("partition_by") or [])
-    if list(found) != made:
+    if list(parts) != made:
         raise UsageError(
-            f"{name}: was created with partitions {made}, but has {list(found)} now: restore the "
+            f"{name}: was created with partitions {made}, but has {list(parts)} now: restore the "
             "partitions, or export into another table"
         )
+    return text
 
 
 def check_types(name: str, own: pa.Schema, found: pa.Schema) -> None:
@@ -276,9 +284,6 @@ class Table(Protocol):
     def is_called(self, name: str) -> bool:
         """Return whether a name that an earlier export recorded is the name of this table."""
 
-    def has_neighbours(self) -> bool:
-        """Return whether another table can have files in the same destination."""
-
     @property
     def partitions_in_files(self) -> bool:
         """Whether the files contain the columns that partition the table."""
@@ -342,9 +347,15 @@ def check_location(folder: OutputFolder, package: str, marks: str = "") -> None:
     )
 
 
-def missing_extra(name: str) -> UsageError:
-    """Return the error for a package that is not installed."""
-    return UsageError(f"tables need the package {name}: pip install 'logquarry[lakehouse]'")
+def require_package(module: str) -> None:
+    """Import a module; raise UsageError if its package is not installed."""
+    try:
+        import_module(module)
+    except ModuleNotFoundError:
+        name = module.partition(".")[0]
+        raise UsageError(
+            f"tables need the package {name}: pip install 'logquarry[lakehouse]'"
+        ) from None
 
 
 def text_bound(value: Any) -> str | None:

@@ -26,6 +26,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -38,8 +39,9 @@ from logquarry.log.batches import DamageLog
 from logquarry.log.schema import EXACT_PROPERTIES
 from logquarry.log.splits import LogSplit
 from logquarry.spark.lakehouse.table import Marks, Table, TableFile
+from logquarry.spark.merging import Merged
 from logquarry.spark.output import OutputFolder
-from logquarry.spark.parquet import TALLY_COLUMNS, PartedFiles, Summary, WrittenFile, chunks
+from logquarry.spark.parquet import TALLY_COLUMNS, PartedFiles, Summary, WrittenFile
 from logquarry.spark.tasks import ReadTask, read_batches
 
 if TYPE_CHECKING:
@@ -57,12 +59,11 @@ _LONGEST_WORD: Final = 60
 
 @dataclass(frozen=True, kw_only=True)
 class TableResult:
-    """The result of one task; `dead_messages` counts the new dead letters."""
+    """The result of one task; `dead` are the files of the new dead letters."""
 
     files: tuple[TableFile, ...]
     dead: tuple[TableFile, ...]
     summary: Summary
-    dead_messages: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,19 +79,16 @@ class TableWriter:
 
     folder: OutputFolder
     run: str
-    columns: tuple[str, ...]
     partition_by: tuple[str, ...]
     partitions_in_files: bool
     decoder: BodyDecoder | None = None
-    is_kafka: bool = False
     dead_folder: OutputFolder | None = None
     dead_from: Mapping[str, int] = field(default_factory=dict)
 
-    def __call__(self, _: int, task: ReadTask) -> TableResult:
+    def __call__(self, task: ReadTask) -> TableResult:
         """Write the messages of a task; remove the files if the attempt fails."""
-        wanted = table_schema(self.columns, is_kafka=self.is_kafka)
-        if self.decoder is not None:
-            wanted = wanted.append(pa.field(VALUE, self.decoder.arrow_type))
+        columns, is_kafka = task.columns, task.options.is_kafka
+        wanted = table_schema(columns, is_kafka=is_kafka, decoder=self.decoder)
         left_out = () if self.partitions_in_files else self.partition_by
         files = PartedFiles(
             self.folder,
@@ -98,68 +96,57 @@ class TableWriter:
             pa.schema([column for column in wanted if column.name not in left_out]),
             _namer(self.run, task, self.partition_by),
             self.partition_by,
-            exact="properties" in self.columns,
+            exact="properties" in columns,
         )
         damage = DamageLog()
-        summary = Summary()
-        letters = _DeadLetters(self, task)
+        letters = None if self.decoder is None else _DeadLetters(self, self.decoder, task)
         # Read native columns, which partitioning and counting need; Kafka's columns are added
         # below.
         native = replace(task.options, schema="native", columns=None)
-        batches = read_batches(replace(task, columns=self._needed(), options=native), damage)
-        if self.is_kafka:
-            batches = map(self._with_kafka, batches)
+        batches = read_batches(replace(task, columns=self._needed(task), options=native), damage)
+        if is_kafka:
+            batches = (_with_kafka(batch, columns) for batch in batches)
         try:
-            whole = letters.sorted_out(batches)
-            for rows in chunks(whole, in_one=bool(self.partition_by)):
-                summary.add_rows(rows)
-                files.add(rows)
-                del rows
-            written, dead_files = files.close(), letters.close()
+            summary = files.add_all(batches if letters is None else letters.sorted_out(batches))
+            written = _closed(files)
+            dead = () if letters is None else _closed(letters.files)
         except BaseException:
             # Remove the files, because a later attempt of the task uses other file names.
             files.remove_all()
-            letters.remove_all()
+            if letters is not None:
+                letters.files.remove_all()
             raise
         summary.damage = damage.spans
-        return TableResult(
-            files=tuple(_as_table_file(self.folder, file, self.partition_by) for file in written),
-            dead=dead_files,
-            summary=summary,
-            dead_messages=sum(file.rows for file in dead_files),
-        )
+        return TableResult(files=written, dead=dead, summary=summary)
 
-    def _needed(self) -> tuple[str, ...]:
-        own = schema.sources(self.columns) if self.is_kafka else self.columns
+    def _needed(self, task: ReadTask) -> tuple[str, ...]:
+        own = schema.sources(task.columns) if task.options.is_kafka else task.columns
         needed = [*own, *TALLY_COLUMNS, "physical_offset"]
-        needed += [EXACT_PROPERTIES.name] if "properties" in self.columns else []
+        needed += [EXACT_PROPERTIES.name] if "properties" in task.columns else []
         needed += [*_PLACE, "body"] if self.decoder is not None else []
         return tuple(dict.fromkeys(needed))
 
-    def _with_kafka(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        made = schema.kafka_batch(batch, self.columns)
-        for name in made.schema.names:
-            # Both the table of messages and the table of dead letters have a column topic.
-            if name not in batch.schema.names:
-                batch = batch.append_column(made.schema.field(name), made.column(name))
-        return batch
+
+def _with_kafka(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    made = schema.kafka_batch(batch, columns)
+    for name in made.schema.names:
+        # Both the table of messages and the table of dead letters have a column topic.
+        if name not in batch.schema.names:
+            batch = batch.append_column(made.schema.field(name), made.column(name))
+    return batch
 
 
 class _DeadLetters:
-    def __init__(self, writer: TableWriter, task: ReadTask) -> None:
-        self._decoder = writer.decoder
+    def __init__(self, writer: TableWriter, decoder: BodyDecoder, task: ReadTask) -> None:
+        assert writer.dead_folder is not None, "an export that decodes has a table of dead letters"
+        self._decoder = decoder
         self._done_to = writer.dead_from.get(task.broker, 0)
-        self._files: PartedFiles | None = None
-        if writer.dead_folder is not None:
-            name = _namer(writer.run, task, ())
-            columns = dead_letter_schema()
-            self._files = PartedFiles(writer.dead_folder, task.broker, columns, name)
+        self.files = PartedFiles(
+            writer.dead_folder, task.broker, dead_letter_schema(), _namer(writer.run, task, ())
+        )
 
     def sorted_out(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the batches with the column ``value``, but without undecodable messages."""
-        if self._decoder is None:
-            yield from batches
-            return
         for batch in batches:
             values, failed = self._decoder.decode(batch.column("body"))
             if failed:
@@ -173,30 +160,23 @@ class _DeadLetters:
     def _keep(self, batch: pa.RecordBatch, failed: Mapping[int, str]) -> None:
         offsets = batch.column("physical_offset")
         rows = [row for row in sorted(failed) if offsets[row].as_py() >= self._done_to]
-        if rows and self._files is not None:
+        if rows:
             taken = batch.take(pa.array(rows, pa.int64()))
             reasons = pa.array([failed[row] for row in rows], pa.string())
             columns = [taken.column(name) for name in (*_PLACE, "body")]
             arrays = [*columns[:-1], reasons, columns[-1]]
-            self._files.add(pa.Table.from_arrays(arrays, schema=dead_letter_schema()))
-
-    def close(self) -> tuple[TableFile, ...]:
-        if self._files is None:
-            return ()
-        folder = self._files.folder
-        return tuple(_as_table_file(folder, file, ()) for file in self._files.close())
-
-    def remove_all(self) -> None:
-        if self._files is not None:
-            self._files.remove_all()
+            self.files.add(pa.Table.from_arrays(arrays, schema=dead_letter_schema()))
 
 
-def table_schema(columns: Sequence[str], *, is_kafka: bool) -> pa.Schema:
-    """Return the columns of a table, except the column of decoded bodies."""
-    if not is_kafka:
-        return schema.arrow_schema(columns)
-    empty = pa.RecordBatch.from_pylist([], schema=schema.arrow_schema(schema.sources(columns)))
-    return schema.kafka_batch(empty, columns).schema
+def table_schema(
+    columns: Sequence[str], *, is_kafka: bool, decoder: BodyDecoder | None = None
+) -> pa.Schema:
+    """Return the columns of a table; with a decoder also the column of decoded bodies."""
+    if is_kafka:
+        sources = schema.arrow_schema(schema.sources(columns))
+        return schema.kafka_batch(pa.RecordBatch.from_pylist([], sources), columns).schema
+    own = schema.arrow_schema(columns)
+    return own if decoder is None else own.append(decoder.field(VALUE))
 
 
 def dead_letter_schema() -> pa.Schema:
@@ -259,18 +239,20 @@ def _plain(value: Any) -> str:
 
 
 # ----------------------------------------------------------------------------------------- bounds
-def _as_table_file(
-    folder: OutputFolder, file: WrittenFile, partition_by: Sequence[str]
-) -> TableFile:
-    # Sync before the commit: otherwise a power cut could remove a file that the table lists.
-    folder.sync(file.path)
-    return TableFile(
-        path=file.path,
-        rows=file.rows,
-        bytes=file.bytes,
-        values=dict(zip(partition_by, file.values, strict=True)),
-        bounds=column_bounds(folder, file.path),
+def _closed(files: PartedFiles) -> tuple[TableFile, ...]:
+    names = files.partition_by
+    return tuple(
+        table_file(files.folder, file, dict(zip(names, file.values, strict=True)))
+        for file in files.close()
     )
+
+
+def table_file(
+    folder: OutputFolder, file: WrittenFile | Merged, values: Mapping[str, Any]
+) -> TableFile:
+    """Describe a written file for the table; `values` are the values of the partition columns."""
+    bounds = column_bounds(folder, file.path)
+    return TableFile(path=file.path, rows=file.rows, bytes=file.bytes, values=values, bounds=bounds)
 
 
 def column_bounds(folder: OutputFolder, path: str) -> dict[str, tuple[Any, Any]]:
@@ -313,21 +295,17 @@ class Run:
         self._lock: int | None = None
         self.name = ""
 
-    def begin(self) -> None:
+    @contextmanager
+    def locked(self) -> Iterator[None]:
         """Lock the destination; remove the files of crashed runs if no table owns the files."""
         self._folder.make()
         self._lock = self._folder.lock()
         try:
             self._clear()
-        except BaseException:
-            self.end()
-            raise
-
-    def end(self) -> None:
-        """Release the lock."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+            yield
+        finally:
+            if self._lock is not None:
+                os.close(self._lock)
 
     def begin_commit(self, marks: Marks, table_id: str | None) -> None:
         """Write the note of the next commit; call before the first file is written.
@@ -395,16 +373,13 @@ class Run:
         Files that runs of other tables wrote must not be removed.
         """
         table = self._tables[0]
-        name, table_id = document.get("table"), document.get("id")
-        if name is None:
-            # A note without a name is from an earlier version.
-            return not table.has_neighbours()
+        table_id = document.get("id")
         if table_id is not None and (state := table.look()) is not None and state.id == table_id:
             return True
         # Until the commit is sent, no table has the files, so it is enough that the note names this
         # table. Afterwards the name is not enough: another catalog can have a table of the same
         # name.
-        return document.get(_ON_ITS_WAY) is False and table.is_called(str(name))
+        return document.get(_ON_ITS_WAY) is False and table.is_called(str(document.get("table")))
 
     def _clear_run(
         self, run: str, document: Mapping[str, Any], *, may_be_on_its_way: bool = True
