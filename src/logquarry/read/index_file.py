@@ -96,10 +96,6 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
     words = (len(data) - HEADER.size) // _WORD
     last = header.entry_count - 1
     most = words - _ENTRY_WORDS * header.entry_count
-    # ``slots_used`` in the header is a minimum for the number of slots, except in RocketMQ 3.x,
-    # which counts keys in this field.
-    used = header.slots_used if header.slots_used < last else 1
-    least = max(1, min(used, most))
     # After the header, a file consists of slots (one word each) and entries (five words each), so
     # its size determines the number of slots modulo five.
     remainder = words % _ENTRY_WORDS
@@ -117,8 +113,10 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
         # the header yet. So also try the places where the end offset of the header occurs.
         yield from map(from_last_word, _words_with(data, header.end_offset))
 
-    yield from (slots for slots in guesses() if least <= slots <= most)
-    first = least + (remainder - least) % _ENTRY_WORDS
+    # The number of used slots in the header is no minimum. RocketMQ before 4.7 counted keys in this
+    # field, and a later version continues to count from that number.
+    yield from (slots for slots in guesses() if 1 <= slots <= most)
+    first = 1 + (remainder - 1) % _ENTRY_WORDS
     if (most - first) // _ENTRY_WORDS < _MOST_GUESSES:
         yield from range(first, most + 1, _ENTRY_WORDS)
 
@@ -175,7 +173,9 @@ def _share_chained(
     """
     some = entries[numbers]
     offsets, previous = some["physical_offset"], some["previous"].astype(np.int64)
-    sound = (offsets >= header.begin_offset) & (offsets <= header.end_offset)
+    # Zeros that were never overwritten are no entry. They would look like entries of slot 0.
+    sound = (offsets > 0) | (some["key_hash"] != 0) | (some["seconds"] != 0)
+    sound &= (offsets >= header.begin_offset) & (offsets <= header.end_offset)
     sound &= (some["seconds"] >= 0) & (previous >= 0) & (previous < numbers)
     slots = np.abs(some["key_hash"].astype(np.int64)) % len(table)
     sound &= table[slots] >= numbers
