@@ -33,7 +33,6 @@ from logquarry.repair.audit.index_entries import (
     EntryStream,
     IndexEntries,
     KeyCounter,
-    Place,
 )
 from logquarry.repair.findings import Finding, finding
 from logquarry.write.index_writer import seconds_since
@@ -67,7 +66,7 @@ class IndexAudit:
 
     @cached_property
     def _stream(self) -> EntryStream:
-        return EntryStream(self._all)
+        return EntryStream(self._all, self._all.start)
 
     @cached_property
     def _all(self) -> IndexEntries:
@@ -81,16 +80,16 @@ class IndexAudit:
             places = followed.requests.physical_offset[followed.key_numbers]
             self._stream.take(places, hashes)
 
-    def is_next(self, start: Place) -> bool:
+    def is_next(self, start: int) -> bool:
         """Return whether ``start`` is the next entry to compare. After a difference, the result is
         always True, because no further entry is compared.
         """
         return self._stream.is_broken or self._stream.place == start
 
-    def add_sound(self, stop: Place) -> None:
+    def add_sound(self, stop: int) -> None:
         """Skip the next entries, up to ``stop``, because a Spark task has already compared them."""
         self._has_keys = True
-        self._stream.skip_to(stop)
+        self._stream.place = stop
 
     @property
     def is_exact(self) -> bool:

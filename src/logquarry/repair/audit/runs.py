@@ -26,7 +26,7 @@ from logquarry.log.walk import Run
 from logquarry.read.index import Index
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_entry_rules
-from logquarry.repair.audit.index_entries import EntryStream, IndexEntries, Place
+from logquarry.repair.audit.index_entries import EntryStream, IndexEntries
 from logquarry.repair.audit.queues import QueuesAudit
 from logquarry.write.queue_writer import QueuePart, parts_with_copies
 
@@ -48,11 +48,11 @@ class SoundEntries:
 
     Attributes:
         queues: queue -> (first queue offset in the run, one past the last), without a gap.
-        index: place of the run's first index entry, and place after its last index entry.
+        index: number of the run's first index entry, and number after its last index entry.
     """
 
     queues: dict[QueueKey, tuple[int, int]]
-    index: tuple[Place, Place]
+    index: tuple[int, int]
 
     def joined(self, after: SoundEntries) -> SoundEntries | None:
         """Return the entries of this run and the next one; None if there is a gap between them."""
