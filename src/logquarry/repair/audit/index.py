@@ -66,11 +66,8 @@ class IndexAudit:
 
     @cached_property
     def _stream(self) -> EntryStream:
-        return EntryStream(self._all, self._all.start)
-
-    @cached_property
-    def _all(self) -> IndexEntries:
-        return IndexEntries(self._index.files, self._files, self._log_start)
+        entries = IndexEntries(self._index.files, self._files, self._log_start)
+        return EntryStream(entries, entries.start)
 
     def add(self, followed: Followed) -> None:
         """Compare the keys of the next messages with the next entries of the index."""
@@ -98,7 +95,7 @@ class IndexAudit:
         """
         if not self._has_keys:
             return True
-        return self._stream.is_through and not self._all.odd_headers
+        return self._stream.is_through and not self._stream.entries.odd_headers
 
     def count(self, run: Run, has_key: Bools) -> None:
         """Count a run's keys; :meth:`finish` subtracts the entries to find missing keys."""
@@ -123,7 +120,7 @@ class IndexAudit:
             yield from self._check_file(file, header, log_end, lost)
         # Skip this check if a header is wrong, because the range of messages in the header may be
         # wrong too.
-        if self._has_keys and not self.is_exact and not self._all.odd_headers:
+        if self._has_keys and not self.is_exact and not self._stream.entries.odd_headers:
             yield from self._gap_differences()
         if last_keyed is not None and last_keyed > indexed:
             reason = f"has keys up to {indexed}, and the log has keys up to {last_keyed}"
@@ -262,7 +259,7 @@ class IndexAudit:
         # The key of a wrong entry would also be counted as missing: report it only once.
         reported = sum(group.count for group in audit.wrong.values())
         missing = int(self._keys.keys[number]) - audit.keys - reported
-        is_right = file.path not in self._all.odd_headers
+        is_right = file.path not in self._stream.entries.odd_headers
         if is_right and audit.is_ordered and missing > 0:
             reason = f"{missing} keys of messages between {begin} and {end} have no entry"
             yield finding("index_gap", file.path, 0, reason)

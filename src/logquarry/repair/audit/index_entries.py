@@ -272,15 +272,15 @@ class EntryStream:
     def __init__(self, entries: IndexEntries, place: int) -> None:
         self.is_broken = False
         self.place = place
-        self._entries = entries
+        self.entries = entries
 
     def take(self, places: Int64, hashes: Int64) -> None:
         """Compare the next keys of the log with the next entries. ``places`` has the physical
         offset of each key's message, ``hashes`` the hash of each key.
         """
         done = 0
-        while done < len(hashes) and self.place < len(self._entries):
-            there = self._entries.some(self.place, self.place + len(hashes) - done)
+        while done < len(hashes) and self.place < len(self.entries):
+            there = self.entries.some(self.place, self.place + len(hashes) - done)
             stop = done + len(there)
             same = len(there) > 0 and (there["physical_offset"] == places[done:stop]).all()
             if not same or (there["key_hash"] != hashes[done:stop]).any():
@@ -291,4 +291,4 @@ class EntryStream:
     @property
     def is_through(self) -> bool:
         """Whether each key had exactly one entry, in order, and no entry is left."""
-        return not self.is_broken and self.place == len(self._entries)
+        return not self.is_broken and self.place == len(self.entries)
