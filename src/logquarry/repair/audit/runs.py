@@ -54,18 +54,6 @@ class SoundEntries:
     queues: dict[QueueKey, tuple[int, int]]
     index: tuple[int, int]
 
-    def joined(self, after: SoundEntries) -> SoundEntries | None:
-        """Return the entries of this run and the next one; None if there is a gap between them."""
-        queues = dict(self.queues)
-        for key, (start, stop) in after.queues.items():
-            first, end = queues.get(key, (start, start))
-            if end != start:
-                return None
-            queues[key] = first, stop
-        if self.index[1] != after.index[0]:
-            return None
-        return SoundEntries(queues, (self.index[0], after.index[1]))
-
 
 class FrameFacts(Stretch):
     """Collects the facts about a run that verify needs: faulty frames, and the entries that queues
@@ -118,11 +106,18 @@ class FrameFacts(Stretch):
         """Add the next run, and return True; False if there is a gap between runs or entries. Both
         runs must have sound entries.
         """
-        assert self.sound is not None and after.sound is not None
-        joined = self.sound.joined(after.sound) if self.end == after.start else None
-        if joined is None:
+        mine, others = self.sound, after.sound
+        assert mine is not None and others is not None
+        queues = dict(mine.queues)
+        for key, (start, stop) in others.queues.items():
+            first, end = queues.get(key, (start, start))
+            if end != start:
+                return False
+            queues[key] = first, stop
+        if self.end != after.start or mine.index[1] != others.index[0]:
             return False
-        self.sound, self.end, self.count = joined, after.end, self.count + after.count
+        self.sound = SoundEntries(queues, (mine.index[0], others.index[1]))
+        self.end, self.count = after.end, self.count + after.count
         self.last_time = after.last_time
         for kind, found in after.faults.items():
             self.faults[kind] = self.faults[kind] + found
