@@ -173,7 +173,7 @@ def check_sidecar(
     if files.exists(f"{LOADS}/{INTENT}") and not is_live:
         reason = "a load was interrupted; open the store for writing to finish it"
         report.add("unfinished_load", f"{LOADS}/{INTENT}", 0, reason)
-    durable: int | None = None
+    durable: kept_settings.Durable | None = None
     try:
         mark = checkpoint.decode_mark(files.read(DURABLE))
         if mark is not None:
