@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -172,8 +173,13 @@ def check_sidecar(
     if files.exists(f"{LOADS}/{INTENT}") and not is_live:
         reason = "a load was interrupted; open the store for writing to finish it"
         report.add("unfinished_load", f"{LOADS}/{INTENT}", 0, reason)
+    durable: kept_settings.Durable | None = None
     try:
         mark = checkpoint.decode_mark(files.read(DURABLE))
+        if mark is not None:
+            # Another check reports a checkpoint that is missing, too short or unreadable.
+            with suppress(FileNotFoundError, ValueError):
+                durable = kept_settings.require_durable(files)
     except (FileNotFoundError, UnreadableFile):
         return
     except (OSError, StoreNotFound) as error:
@@ -182,14 +188,6 @@ def check_sidecar(
     if mark is None:
         reason = "its magic or its CRC is wrong: the durable offset is unknown"
         report.add("durable_mark_invalid", DURABLE, 0, reason)
-        return
-    try:
-        durable = kept_settings.require_durable(files)
-    except (FileNotFoundError, ValueError):
-        # Another check reports a checkpoint that is missing, too short or unreadable.
-        durable = None
-    except (OSError, StoreNotFound) as error:
-        report.add("durable_mark_invalid", DURABLE, 0, f"the durable offset is unknown: {error}")
         return
     if durable is None:
         reason = "it belongs to another checkpoint: the durable offset is unknown"

@@ -258,7 +258,9 @@ def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
 
 
 def count_same(queue: Queue | None, offset: int, entries: Units, tags: TagsRule) -> int:
-    """Return how many of ``entries``, from the first on, a queue has from a queue offset on."""
+    """Return how many of ``entries`` a queue has at consecutive queue offsets, beginning at
+    ``offset``. The count ends at the first entry that differs or is missing.
+    """
     if queue is None:
         return 0
     at = 0

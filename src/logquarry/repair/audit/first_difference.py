@@ -44,7 +44,6 @@ from logquarry.repair.audit.right_offsets import RightBases, RightOffsets, epoch
 from logquarry.repair.audit.runs import EntryFacts, audited
 from logquarry.write.message_rules import queue_name_fault
 
-_CHUNK: Final = 1 << 12
 BATCH_FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp", "count", "base")
 
 
@@ -243,31 +242,26 @@ class BatchQueueAudit:
         if self._at is None:
             self._at = self._first_position(int(entries["physical_offset"][0]))
             self._next = int(entries["base"][0])
-        if self._found is not None:
-            self._at += len(entries)
-            return
         stops = entries["base"].astype(np.int64) + entries["count"]
         begins = np.append(self._next, stops[:-1])
         breaks = np.flatnonzero(entries["base"] != begins).tolist()
-        bounds = [*sorted({0, *breaks}), len(entries)]
-        for at, stop in pairwise(bounds):
-            if not self._agrees(entries[at:stop], is_behind_gap=at in breaks):
-                self._at += len(entries) - stop
-                return
+        for at, stop in pairwise([*sorted({0, *breaks}), len(entries)]):
+            if self._found is None:
+                self._compare(entries[at:stop], is_behind_gap=at in breaks)
+            self._at += stop - at
 
-    def _agrees(self, wanted: BatchEntries, *, is_behind_gap: bool) -> bool:
-        assert self._at is not None
+    def _compare(self, wanted: BatchEntries, *, is_behind_gap: bool) -> None:
         if is_behind_gap:
             # The queue can still have entries of messages that the log lost in this gap: skip them.
             self._pass_lost(int(wanted["physical_offset"][0]))
+        assert self._at is not None
         there = own_messages(self._read(self._at, self._at + len(wanted)))
         same = np.zeros(len(wanted), np.bool_)
         same[: len(there)] = same_batches(there, wanted[: len(there)])
         if is_behind_gap and not self._continues():
             same[0] = False
         if same.all():
-            self._at += len(wanted)
-            return True
+            return
         first = int(same.argmin())
         at = self._at + first
         offset = int(wanted["base"][first])
@@ -275,8 +269,6 @@ class BatchQueueAudit:
         if at >= self._had:
             reason = f"it ends at entry {self._had}, and the log has its messages from {offset} on"
         self._found = FirstDifference(at, int(wanted["physical_offset"][first]), reason)
-        self._at += len(wanted)
-        return False
 
     def _continues(self) -> bool:
         """Whether the entry at ``self._at`` begins where the previous entry ends."""
@@ -293,27 +285,35 @@ class BatchQueueAudit:
         later. This entry should belong to the queue's first message in the log. The messages of
         earlier entries have expired.
         """
-        at = 0 if self._disk is None or not self._disk.files else self._disk.files[0].base
-        at //= ENTRY_SIZE
-        while at < self._had:
-            entries = self._read(at, at + _CHUNK)
+        for base, entries in self._stored():
             passed = (entries["physical_offset"] < place) & is_batch_written(entries)
             if not passed.all():
-                return at + int(passed.argmin())
-            at += len(entries)
+                return base + int(passed.argmin())
         return self._had
 
     def _pass_lost(self, place: int) -> None:
         """Skip entries of lost messages before physical offset ``place``."""
         assert self._at is not None
-        while self._at < self._had:
-            entry = self._read(self._at, self._at + 1)[0]
-            is_lost = self._is_lost(entry) and int(entry["physical_offset"]) < place
-            # If a frame has several entries, only the last is its own. The others fill a gap in the
-            # queue offsets.
-            if not is_lost and not 0 < entry["reserved"] == entry["count"]:
-                return
-            self._at += 1
+        for base, entries in self._stored():
+            for entry in entries[max(0, self._at - base) :]:
+                is_lost = self._is_lost(entry) and int(entry["physical_offset"]) < place
+                # If a frame has several entries, only the last is its own. The others fill a gap in
+                # the queue offsets.
+                if not is_lost and not 0 < entry["reserved"] == entry["count"]:
+                    return
+                self._at += 1
+
+    def _kept_until(self, log_start: int) -> int:
+        for base, entries in self._stored():
+            for at in np.flatnonzero(entries["physical_offset"] >= log_start).tolist():
+                if not self._is_lost(entries[at]):
+                    return base + int(at)
+        return self._had
+
+    def _stored(self) -> Iterator[tuple[int, BatchEntries]]:
+        """Yield the entries of each file, and the number of the first."""
+        for file, entries in () if self._disk is None else self._disk.batches():
+            yield file.base // ENTRY_SIZE, entries
 
     def _is_lost(self, entry: np.void) -> bool:
         found = QueueEntry(int(entry["physical_offset"]), int(entry["size"]), 0)
@@ -332,21 +332,13 @@ class BatchQueueAudit:
 
     def finish(self, log_start: int) -> AuditedQueue:
         """Return the result. Call this only after the whole log is compared."""
-        first = None
-        if self._disk is not None and self._disk.files:
-            first = self._disk.files[0].base // ENTRY_SIZE
         found, end, kept_until = self.difference, self._at, self._had
-        if end is not None and found is None:
+        if end is None:
+            kept_until = self._kept_until(log_start)
+        elif found is None:
             self._pass_lost(1 << 62)
             kept_until = self._at or 0
-        elif end is None:
-            kept_until = first or 0
-            while kept_until < self._had:
-                entry = self._read(kept_until, kept_until + 1)[0]
-                if int(entry["physical_offset"]) >= log_start and not self._is_lost(entry):
-                    break
-                kept_until += 1
-        files = [] if self._disk is None else self._disk.files
+        firsts = [base for base, _ in self._stored()]
         had, made = self._had, dict[int, bytes]()
         if end is None and self._disk is not None:
             made, stop = bridges(self._disk, log_start)
@@ -356,9 +348,9 @@ class BatchQueueAudit:
                 made, kept_until = cut_bridges(self._disk, made, kept_until, log_start)
         return AuditedQueue(
             key=self.key,
-            first_entry=first,
+            first_entry=firsts[0] if firsts else None,
             had_until=had,
-            ends_empty=bool(files) and len(files) > 1 and files[-1].base // ENTRY_SIZE >= had,
+            ends_empty=len(firsts) > 1 and firsts[-1] >= had,
             end=end,
             difference=found,
             kept_until=kept_until,

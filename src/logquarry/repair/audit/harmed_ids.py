@@ -30,7 +30,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units
 from logquarry.repair.audit.differences import TagsRule, same_entries
-from logquarry.repair.audit.queue_evidence import has_entries
+from logquarry.repair.audit.queue_evidence import entries_at, has_entries
 from logquarry.write.queue_writer import QueuePart, is_batch
 
 NotedEntries = Mapping[QueueKey, Mapping[int, QueueEntry]]
@@ -116,15 +116,10 @@ class HarmedIds:
         same = np.zeros(len(units), np.bool_)
         rule = TagsRule.of_writers(key, is_3_1=self._is_3_1)
         queue = self._queue_of(key)
-        for start, stop in consecutive(offsets):
-            if queue is None:
-                break
-            first = int(offsets[start])
-            end = min(first + stop - start, queue.max_offset)
-            for offset, there in queue.runs(max(0, first), end):
-                at = start + offset - first
-                wanted = units[at : at + len(there)]
-                same[at : at + len(there)] = same_entries(there, wanted, rule)
+        if queue is not None:
+            for start, stop in consecutive(offsets):
+                there = entries_at(queue, offsets[start:stop])
+                same[start:stop] = same_entries(there, units[start:stop], rule)
         noted = self._noted.get(key, {})
         for at in np.flatnonzero(~same).tolist() if noted else ():
             same[at] = noted.get(int(offsets[at])) == QueueEntry(*units[at].item())

@@ -33,7 +33,6 @@ from logquarry.repair.audit.index_entries import (
     EntryStream,
     IndexEntries,
     KeyCounter,
-    Place,
 )
 from logquarry.repair.findings import Finding, finding
 from logquarry.write.index_writer import seconds_since
@@ -67,11 +66,8 @@ class IndexAudit:
 
     @cached_property
     def _stream(self) -> EntryStream:
-        return EntryStream(self._all)
-
-    @cached_property
-    def _all(self) -> IndexEntries:
-        return IndexEntries(self._index.files, self._files, self._log_start)
+        entries = IndexEntries(self._index.files, self._files, self._log_start)
+        return EntryStream(entries, entries.start)
 
     def add(self, followed: Followed) -> None:
         """Compare the keys of the next messages with the next entries of the index."""
@@ -81,16 +77,16 @@ class IndexAudit:
             places = followed.requests.physical_offset[followed.key_numbers]
             self._stream.take(places, hashes)
 
-    def is_next(self, start: Place) -> bool:
+    def is_next(self, start: int) -> bool:
         """Return whether ``start`` is the next entry to compare. After a difference, the result is
         always True, because no further entry is compared.
         """
         return self._stream.is_broken or self._stream.place == start
 
-    def add_sound(self, stop: Place) -> None:
+    def add_sound(self, stop: int) -> None:
         """Skip the next entries, up to ``stop``, because a Spark task has already compared them."""
         self._has_keys = True
-        self._stream.skip_to(stop)
+        self._stream.place = stop
 
     @property
     def is_exact(self) -> bool:
@@ -99,7 +95,7 @@ class IndexAudit:
         """
         if not self._has_keys:
             return True
-        return self._stream.is_through and not self._all.odd_headers
+        return self._stream.is_through and not self._stream.entries.odd_headers
 
     def count(self, run: Run, has_key: Bools) -> None:
         """Count a run's keys; :meth:`finish` subtracts the entries to find missing keys."""
@@ -124,7 +120,7 @@ class IndexAudit:
             yield from self._check_file(file, header, log_end, lost)
         # Skip this check if a header is wrong, because the range of messages in the header may be
         # wrong too.
-        if self._has_keys and not self.is_exact and not self._all.odd_headers:
+        if self._has_keys and not self.is_exact and not self._stream.entries.odd_headers:
             yield from self._gap_differences()
         if last_keyed is not None and last_keyed > indexed:
             reason = f"has keys up to {indexed}, and the log has keys up to {last_keyed}"
@@ -263,7 +259,7 @@ class IndexAudit:
         # The key of a wrong entry would also be counted as missing: report it only once.
         reported = sum(group.count for group in audit.wrong.values())
         missing = int(self._keys.keys[number]) - audit.keys - reported
-        is_right = file.path not in self._all.odd_headers
+        is_right = file.path not in self._stream.entries.odd_headers
         if is_right and audit.is_ordered and missing > 0:
             reason = f"{missing} keys of messages between {begin} and {end} have no entry"
             yield finding("index_gap", file.path, 0, reason)

@@ -8,10 +8,11 @@ one by a multiple of the slot count.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -186,12 +187,6 @@ def _is_commit(run: Run) -> Bools:
 
 
 # ------------------------------------------------------- the entries of all files, in their order
-Place = tuple[int, int]
-"""(number of the file, number of the entry in it), both from 0. Files without entries do not count.
-The place after the last entry is (number of files, 0).
-"""
-
-
 @dataclass(frozen=True, slots=True)
 class _Part:
     path: str
@@ -201,9 +196,8 @@ class _Part:
 
 
 class IndexEntries:
-    """The entries of all index files with a valid header, oldest file first.
-
-    Entries at a file's start that point before ``log_start`` are skipped.
+    """The entries of all index files with a valid header, oldest file first. They are numbered from
+    0 on, across the files.
     """
 
     def __init__(self, index_files: Sequence[IndexFile], files: OpenFiles, log_start: int) -> None:
@@ -220,10 +214,10 @@ class IndexEntries:
             if shape.entry_position(0) + header.entry_count * ENTRY.size > size:
                 continue
             self._parts.append(_Part(file.path, shape.entry_position(1), count, header))
-        self._starts: list[int | None] = [None] * len(self._parts)
+        self._ends = list(accumulate(part.count for part in self._parts))
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return self._ends[-1] if self._ends else 0
 
     @cached_property
     def odd_headers(self) -> frozenset[str]:
@@ -232,98 +226,69 @@ class IndexEntries:
         """
         return frozenset(
             part.path
-            for number, part in enumerate(self._parts)
-            if not names_ends(
-                part.header, self._offset(number, 0), self._offset(number, part.count - 1)
-            )
+            for part, end in zip(self._parts, self._ends, strict=True)
+            if not names_ends(part.header, self._offset(end - part.count), self._offset(end - 1))
         )
 
-    def start(self, number: int) -> int:
-        """Return the position in a file of the first entry that has not expired."""
-        known = self._starts[number]
-        if known is None:
-            known = 0
-            if self._offset(number, 0) < self._log_start:
-                expired = self.some(number, 0)["physical_offset"] < self._log_start
-                known = int(expired.argmin()) if not expired.all() else len(expired)
-            self._starts[number] = known
-        return known
+    @cached_property
+    def start(self) -> int:
+        """The number of the first entry that has not expired."""
+        start = self.first_from(self._log_start) if self._offset(0) < self._log_start else 0
+        at = 0
+        while at < start:
+            some = self.some(at, start)
+            if not len(some) or (some["physical_offset"] >= self._log_start).any():
+                return 0
+            at += len(some)
+        return start
 
-    def some(self, number: int, first: int, stop: int | None = None) -> Entries:
-        """Return a file's entries from ``first`` to before ``stop``, or to the file's end."""
-        part = self._parts[number]
-        stop = part.count if stop is None else min(stop, part.count)
-        place, length = part.position + first * ENTRY.size, (stop - first) * ENTRY.size
+    def some(self, first: int, stop: int) -> Entries:
+        """Return the entries from ``first`` to before ``stop``, or to the end of their file."""
+        number = bisect_right(self._ends, first)
+        if number == len(self._parts):
+            return np.empty(0, ENTRY_DTYPE)
+        part, end = self._parts[number], self._ends[number]
+        place = part.position + (first - end + part.count) * ENTRY.size
+        length = (min(stop, end) - first) * ENTRY.size
         return np.frombuffer(self._files.read(part.path, place, length), ENTRY_DTYPE)
 
-    def _offset(self, number: int, entry: int) -> int:
-        found = self.some(number, entry, entry + 1)
+    def _offset(self, entry: int) -> int:
+        found = self.some(entry, entry + 1)
         return int(found["physical_offset"][0]) if len(found) else -1
 
-    def first_from(self, offset: int) -> Place:
-        """Return the place of the first entry whose physical offset is ``offset`` or higher.
+    def first_from(self, offset: int) -> int:
+        """Return the number of the first entry whose physical offset is ``offset`` or higher.
 
-        The entries must be in the order of the log; else the search returns a wrong place.
+        The entries must be in the order of the log; else the result is wrong.
         """
-        for number, part in enumerate(self._parts):
-            if self._offset(number, part.count - 1) < offset:
-                continue
-            offset_of = partial(self._offset, number)
-            every = range(part.count)
-            at = bisect_left(every, offset, lo=self.start(number), key=offset_of)
-            return self.normal((number, at))
-        return len(self._parts), 0
-
-    def normal(self, place: Place) -> Place:
-        """Return the next place that has an entry, or the place after the last entry."""
-        number, at = place
-        while number < len(self._parts):
-            at = max(at, self.start(number))
-            if at < self._parts[number].count:
-                return number, at
-            number, at = number + 1, 0
-        return number, 0
+        return bisect_left(range(len(self)), offset, key=self._offset)
 
 
 class EntryStream:
-    """Compares the entries in order with the keys of the log, up to the first difference."""
+    """Compares the entries in order with the keys of the log, up to the first difference. ``place``
+    is the number of the next entry to compare.
+    """
 
-    def __init__(self, entries: IndexEntries, place: Place = (0, 0)) -> None:
+    def __init__(self, entries: IndexEntries, place: int) -> None:
         self.is_broken = False
-        self._entries = entries
-        self._place = entries.normal(place)
-
-    @property
-    def place(self) -> Place:
-        """The place of the next entry to compare."""
-        return self._place
-
-    def skip_to(self, place: Place) -> None:
-        """Go on at ``place``, because a Spark task has compared the entries before it."""
-        self._place = self._entries.normal(place)
+        self.place = place
+        self.entries = entries
 
     def take(self, places: Int64, hashes: Int64) -> None:
         """Compare the next keys of the log with the next entries. ``places`` has the physical
         offset of each key's message, ``hashes`` the hash of each key.
         """
         done = 0
-        while done < len(hashes) and not self.is_at_end:
-            number, at = self._place
-            there = self._entries.some(number, at, at + len(hashes) - done)
+        while done < len(hashes) and self.place < len(self.entries):
+            there = self.entries.some(self.place, self.place + len(hashes) - done)
             stop = done + len(there)
             same = len(there) > 0 and (there["physical_offset"] == places[done:stop]).all()
             if not same or (there["key_hash"] != hashes[done:stop]).any():
                 self.is_broken = True
                 return
-            done = stop
-            self._place = self._entries.normal((number, at + len(there)))
-
-    @property
-    def is_at_end(self) -> bool:
-        """Whether all entries have been compared."""
-        return self._place[0] == len(self._entries)
+            self.place, done = self.place + len(there), stop
 
     @property
     def is_through(self) -> bool:
         """Whether each key had exactly one entry, in order, and no entry is left."""
-        return not self.is_broken and self.is_at_end
+        return not self.is_broken and self.place == len(self.entries)

@@ -6,7 +6,7 @@ and created again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -209,6 +209,18 @@ class QueuesAudit:
         for key, (first, stop) in queues.items():
             self._of(key, first).advance(stop - first)
             self.entries += stop - first
+
+    def sound_ranges(
+        self, run: Iterable[Mapping[QueueKey, QueuePart]]
+    ) -> dict[QueueKey, tuple[int, int]] | None:
+        """Return the queue offsets of a run in each queue, as (first, one past the last); None if a
+        queue does not have exactly the entries of the run. Earlier runs are forgotten.
+        """
+        self._seen.clear()
+        for parts in run:
+            if not all(self._is_next_part(key, part) for key, part in parts.items()):
+                return None
+        return {key: (seen.first_offset, seen.next_offset) for key, seen in self._seen.items()}
 
     def _of(self, key: QueueKey, first: int) -> SeenMessages:
         seen = self._seen.get(key)

@@ -25,10 +25,9 @@ from logquarry.log.splits import STRETCH_BYTES, Stretch, StretchReader
 from logquarry.log.walk import Run
 from logquarry.read.index import Index
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import ConsumeQueue
 from logquarry.read.store_sizes import with_entry_rules
-from logquarry.repair.audit.index_entries import EntryStream, IndexEntries, Place
-from logquarry.repair.audit.queue_evidence import has_entries
+from logquarry.repair.audit.index_entries import EntryStream, IndexEntries
+from logquarry.repair.audit.queues import QueuesAudit
 from logquarry.write.queue_writer import QueuePart, parts_with_copies
 
 Parts = dict[QueueKey, QueuePart]
@@ -49,23 +48,11 @@ class SoundEntries:
 
     Attributes:
         queues: queue -> (first queue offset in the run, one past the last), without a gap.
-        index: place of the run's first index entry, and place after its last index entry.
+        index: number of the run's first index entry, and number after its last index entry.
     """
 
     queues: dict[QueueKey, tuple[int, int]]
-    index: tuple[Place, Place]
-
-    def joined(self, after: SoundEntries) -> SoundEntries | None:
-        """Return the entries of this run and the next one; None if there is a gap between them."""
-        queues = dict(self.queues)
-        for key, (start, stop) in after.queues.items():
-            first, end = queues.get(key, (start, start))
-            if end != start:
-                return None
-            queues[key] = first, stop
-        if self.index[1] != after.index[0]:
-            return None
-        return SoundEntries(queues, (self.index[0], after.index[1]))
+    index: tuple[int, int]
 
 
 class FrameFacts(Stretch):
@@ -119,11 +106,18 @@ class FrameFacts(Stretch):
         """Add the next run, and return True; False if there is a gap between runs or entries. Both
         runs must have sound entries.
         """
-        assert self.sound is not None and after.sound is not None
-        joined = self.sound.joined(after.sound) if self.end == after.start else None
-        if joined is None:
+        mine, others = self.sound, after.sound
+        assert mine is not None and others is not None
+        queues = dict(mine.queues)
+        for key, (start, stop) in others.queues.items():
+            first, end = queues.get(key, (start, start))
+            if end != start:
+                return False
+            queues[key] = first, stop
+        if self.end != after.start or mine.index[1] != others.index[0]:
             return False
-        self.sound, self.end, self.count = joined, after.end, self.count + after.count
+        self.sound = SoundEntries(queues, (mine.index[0], others.index[1]))
+        self.end, self.count = after.end, self.count + after.count
         self.last_time = after.last_time
         for kind, found in after.faults.items():
             self.faults[kind] = self.faults[kind] + found
@@ -172,11 +166,10 @@ class SoundReader:
         self.layout = layout = with_entry_rules(layout)
         self._bytes = stretch_bytes
         self._reader = StretchReader(layout)
-        self._files = OpenFiles(layout)
-        self._names = set(layout.queue_names)
-        self._queues: dict[QueueKey, ConsumeQueue] = {}
-        index = Index(layout, files=self._files)
-        self._entries = IndexEntries(index.files, self._files, layout.commit_log.start)
+        self._queues = QueuesAudit(layout)
+        files = OpenFiles(layout)
+        index = Index(layout, files=files)
+        self._entries = IndexEntries(index.files, files, layout.commit_log.start)
 
     def read(self, start: int, stop: int) -> list[FrameFacts]:
         """Return the runs without a difference that begin in a range of one file."""
@@ -191,30 +184,14 @@ class SoundReader:
 
     def _sound(self, run: FrameFacts) -> SoundEntries | None:
         """Return the entries of a run; None if an entry is missing or wrong."""
-        queues: dict[QueueKey, tuple[int, int]] = {}
-        stream: EntryStream | None = None
+        queues = self._queues.sound_ranges(parts for _, parts in run.parts)
+        if queues is None:
+            return None
         first = self._entries.first_from(run.start)
-        for followed, parts in run.parts:
-            for key, part in parts.items():
-                queue = self._queue(key)
-                if queue is None or not has_entries(queue, part):
-                    return None
-                start, stop = int(part.offsets[0]), int(part.offsets[-1]) + 1
-                start_before, end = queues.get(key, (start, start))
-                if end != start:
-                    return None
-                queues[key] = start_before, stop
-            if len(followed.key_hashes):
-                stream = stream or EntryStream(self._entries, first)
-                places = followed.requests.physical_offset[followed.key_numbers]
-                stream.take(places, followed.key_hashes)
-                if stream.is_broken:
-                    return None
-        return SoundEntries(queues, (first, first if stream is None else stream.place))
-
-    def _queue(self, key: QueueKey) -> ConsumeQueue | None:
-        queue = self._queues.get(key)
-        if queue is None and key in self._names:
-            queue = ConsumeQueue(self.layout, *key, files=self._files, with_stale=True)
-            self._queues[key] = queue
-        return queue
+        stream = EntryStream(self._entries, first)
+        for followed, _ in run.parts:
+            places = followed.requests.physical_offset[followed.key_numbers]
+            stream.take(places, followed.key_hashes)
+            if stream.is_broken:
+                return None
+        return SoundEntries(queues, (first, stream.place))
