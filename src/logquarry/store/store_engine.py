@@ -205,7 +205,7 @@ class StoreEngine:
             for line in plan.summary():
                 logger.warning("%s: %s", root, line)
             apply_safe(plan, self.disk, self.clock)
-            return open_check.find_store(root, config, is_recovered=True)
+            return open_check.find_store(root, plan.config, is_recovered=True)
         self._abort.make()
         return found
 
