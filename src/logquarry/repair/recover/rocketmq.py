@@ -84,7 +84,9 @@ def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
     return _Recovery(root, config, Noted(root)).plan()
 
 
-def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = None) -> RocketmqPlan:
+def apply_rocketmq(
+    plan: RocketmqPlan, disk: Disk, *, clock: Clock = now_ms, is_clean: bool | None = None
+) -> RocketmqPlan:
     """Apply a plan and sync all changes; return the plan that was carried out.
 
     The caller must hold the lock, and must have created ``abort``. ``is_clean`` is whether the
@@ -100,7 +102,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     disk.remove(root / store_files.DURABLE)
     disk.remove(root / store_files.DAMAGE)
     loss = plan.loss
-    plan = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean, syncs=False)
+    plan = recover_as_rocketmq(root, plan.config, disk, clock=clock, is_clean=is_clean, syncs=False)
     sync_files(disk, root)
     file = CheckpointFile(disk, root / store_files.CHECKPOINT)
     try:
@@ -124,7 +126,7 @@ def recover_as_rocketmq(
     config: StoreConfig,
     disk: Disk,
     *,
-    clock: Clock | None = None,
+    clock: Clock = now_ms,
     is_clean: bool | None = None,
     syncs: bool = True,
 ) -> RocketmqPlan:
@@ -164,7 +166,7 @@ class _Recovery:
         target: Target,
         *,
         disk: Disk | None = None,
-        clock: Clock | None = None,
+        clock: Clock = now_ms,
         is_clean: bool | None = None,
     ) -> None:
         check_entries(root, config)
@@ -403,9 +405,7 @@ class _Recovery:
         shape = self.config.index_shape
         assert shape is not None
         self._checkpoint_file = CheckpointFile(self._disk, self.root / store_files.CHECKPOINT)
-        self._keeper = IndexKeeper(
-            self._disk, self.root, shape, self._checkpoint_file, self._clock or now_ms
-        )
+        self._keeper = IndexKeeper(self._disk, self.root, shape, self._checkpoint_file, self._clock)
         return self._keeper.writer
 
     def sync_index(self, least_pages: int = 1) -> None:
