@@ -19,7 +19,6 @@ from logquarry.cli.output import MOST_LISTED, Output
 from logquarry.errors import LogquarryError, UsageError
 
 if TYPE_CHECKING:
-    from logquarry.config import StoreConfig
     from logquarry.repair.salvage.salvage import Salvaged
 
 
@@ -86,7 +85,15 @@ def salvage(
     elif len(stores) > 1:
         raise UsageError("several stores need --spark-master")
     else:
-        found = [_salvage_one(out, stores[0], into, settings, include_stale=include_stale)]
+        from logquarry.repair.salvage.salvage import salvage as salvage_path
+
+        bars = partial(out.progress, in_bytes=True)
+        with _telling_what_is_left(into):
+            found = [
+                salvage_path(
+                    stores[0], into, include_stale=include_stale, config=settings, bars=bars
+                )
+            ]
     if as_json:
         documents = [one.to_json() for one in found]
         out.json(documents[0] if spark_master is None else {"stores": documents})
@@ -98,23 +105,10 @@ def salvage(
             _show_salvage(out, one)
             at = stores[0] if len(stores) == len(found) == 1 else one.plan.store
             saved = one.into if spark_master is not None or into is None else str(into)
-            if saved is not None:
-                out.line(outcome.line("verify", saved))
-            else:
-                more = ["--include-stale"] if include_stale else []
-                out.line(outcome.line("salvage", at, *more, "--into", "DIR", config=config))
+            more = ["--include-stale"] if include_stale else []
+            _show_next(out, saved, "salvage", at, *more, config=config)
     if not all(one.is_whole for one in found):
         click.get_current_context().exit(ExitCode.FINDINGS)
-
-
-def _salvage_one(
-    out: Output, store: str, into: Path | None, settings: StoreConfig | None, *, include_stale: bool
-) -> Salvaged:
-    from logquarry.repair.salvage.salvage import salvage as salvage_path
-
-    bars = partial(out.progress, in_bytes=True)
-    with _telling_what_is_left(into):
-        return salvage_path(store, into, include_stale=include_stale, config=settings, bars=bars)
 
 
 @contextmanager
@@ -191,6 +185,11 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
         # end of a file).
         loss = f"lost: {count}; {lost_bytes} of the log in {text.plural(len(plan.lost), 'place')}"
     out.line(f"{verdict}; {out.style(loss, 'green' if found.is_whole else 'red')}")
+
+
+def _show_next(out: Output, saved: str | None, *words: str, config: str | None) -> None:
+    again = outcome.line(*words, "--into", "DIR", config=config)
+    out.line(again if saved is None else outcome.line("verify", saved))
 
 
 def _notes(found: Salvaged) -> list[str]:
@@ -276,9 +275,6 @@ def convert(store: str, into: Path | None, as_json: bool, config: str | None, ou
                 "group had committed: included"
             )
         _show_salvage(out, found)
-        if into is not None:
-            out.line(outcome.line("verify", str(into)))
-        else:
-            out.line(outcome.line("convert", store, "--into", "DIR", config=config))
+        _show_next(out, None if into is None else str(into), "convert", store, config=config)
     if not found.is_whole:
         click.get_current_context().exit(ExitCode.FINDINGS)

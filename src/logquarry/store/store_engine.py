@@ -45,6 +45,7 @@ from logquarry.read.log_queues import QueueKey, is_lmq
 from logquarry.repair.recover import open_check
 from logquarry.repair.recover.apply import apply_safe, note_end
 from logquarry.repair.recover.loss import require_consent
+from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.recover.store_folders import check_entries, check_places, restore_names
 from logquarry.store.load.loading import Loads, pending_load
 from logquarry.store.load.segment import StagedWriter
@@ -200,12 +201,12 @@ class StoreEngine:
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root, config)
             restore_names(StoreLayout.open(root, config), self.disk)
-            plan = open_check.plan_to_open(root, config)
+            plan = plan_safe(root, config)
             require_consent(plan.root, plan.loss, accept_loss)
             for line in plan.summary():
                 logger.warning("%s: %s", root, line)
             apply_safe(plan, self.disk, self.clock)
-            return open_check.find_store(root, config, is_recovered=True)
+            return open_check.find_store(root, plan.config, is_recovered=True)
         self._abort.make()
         return found
 

@@ -33,7 +33,6 @@ from logquarry.repair.rebuild.queue_files import (
     LeftOut,
     OldQueues,
     QueueFiles,
-    sync_file,
     topic_fault,
 )
 from logquarry.write.queue_writer import QueuePart, without_gaps
@@ -120,9 +119,7 @@ class BatchFiles(EntryFiles):
                     self.queues[key].harmed.append(place)
         for key, queue in self.queues.items():
             self._write(key, queue)
-            for path in self._paths(key, queue):
-                sync_file(self._disk, path)
-            self._disk.sync_names(self._folder.joinpath(key[0], str(key[1])))
+            self._sync(self._paths(key, queue))
         self._held = 0
 
     def _write(self, key: QueueKey, queue: BuiltBatchQueue) -> None:

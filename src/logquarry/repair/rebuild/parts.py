@@ -251,13 +251,12 @@ class KeyCount:
     def __init__(self, shape: IndexShape) -> None:
         self._room = shape.entries - 1
         self._sources: list[KeySource] = []
-        self._is_last_keyed = True
-        self._has_messages = False
+        # Whether the last message has a key; None before the first message.
+        self._is_last_keyed: bool | None = None
         self.keys = 0
 
     def add(self, source: KeySource, *, ends_with_key: bool) -> None:
         """Add the keys of the next messages, in the log's order."""
-        self._has_messages = True
         if source.take:
             self._sources.append(source)
             self.keys += source.take
@@ -265,7 +264,7 @@ class KeyCount:
 
     def files(self) -> list[list[KeySource]]:
         """Return, for each index file, the argument ``sources`` of :func:`write_index_file`."""
-        if not self._has_messages:
+        if self._is_last_keyed is None:
             return []
         count = max(1, -(-self.keys // self._room))
         # If messages without keys follow a full file, RocketMQ still creates another file.

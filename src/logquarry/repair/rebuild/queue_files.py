@@ -8,7 +8,7 @@ memory maps or files open.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,6 +110,14 @@ class EntryFiles:
                     self._disk.close(descriptor)
             self._touched[path] = None
             rest, position = rest[count:], position + count
+
+    def _sync(self, paths: Iterable[Path]) -> None:
+        """Sync files and their names."""
+        folders: dict[Path, None] = {}
+        for path in paths:
+            sync_file(self._disk, path)
+            folders[path.parent] = None
+        self._disk.sync_names(*folders)
 
     def _path(self, key: QueueKey, position: int) -> Path:
         name = f"{position - position % self._file_size:0{NAME_DIGITS}d}"
@@ -320,12 +328,7 @@ class QueueFiles(EntryFiles):
         self._settle()
         self._write_all()
         self._disk.make_folders(self._folder)
-        folders: dict[Path, None] = {}
-        for path in self.paths():
-            folders[path.parent] = None
-            sync_file(self._disk, path)
-        for folder in folders:
-            self._disk.sync_names(folder)
+        self._sync(self.paths())
 
 
 def sync_file(disk: Disk, path: Path) -> None:

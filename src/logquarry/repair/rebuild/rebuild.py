@@ -75,7 +75,7 @@ from logquarry.repair.rebuild.other_queues import (
     not_in_tasks,
     require_dispatched,
 )
-from logquarry.repair.rebuild.queue_files import BuiltQueue, LeftOut, OldQueues, QueueFiles
+from logquarry.repair.rebuild.queue_files import BuiltQueue, OldQueues, QueueFiles
 from logquarry.repair.recover.apply import note_end
 from logquarry.repair.recover.loss import LossSearch, missing_files, require_consent
 from logquarry.repair.recover.store_folders import (
@@ -338,25 +338,21 @@ class _Rebuild:
             )
             require_consent(layout.root, search.loss(), None)
             require_dispatched(layout, log.end)
-        made: list[QueueReport] | None = None
-        left_out: list[LeftOut] = []
         if queues is not None:
-            made = _reports(queues.queues)
+            kinds: list[QueueFiles | BatchFiles] = [queues]
             if job.batch is not None:
-                made += _reports(job.batch.queues)
+                kinds.append(job.batch)
+            made = [one for files in kinds for one in _reports(files.queues)]
             made += self._take_over(job, queues)
-            left_out += queues.left_out
+            made.sort(key=lambda queue: (queue.topic, queue.queue_id))
+            left_out = tuple(one for files in kinds for one in files.left_out)
+            report = dataclasses.replace(report, queues=tuple(made), left_out=left_out)
             self.disk.make_folders(self._build / CONSUME_QUEUE)
-            self.disk.sync_names(self._build / CONSUME_QUEUE)
-        if job.batch is not None:
-            left_out += job.batch.left_out
-            self.disk.sync_names(self._build / BATCH_QUEUE)
+            roots = (CONSUME_QUEUE, BATCH_QUEUE)
+            self.disk.sync_names(*(self._build / name for name in self.names if name in roots))
         if INDEX in self.names:
             count = FileCount(built.index_files, built.index_files * shape.file_size)
             report = dataclasses.replace(report, index=count, keys=built.keys)
-        if made is not None:
-            made.sort(key=lambda queue: (queue.topic, queue.queue_id))
-            report = dataclasses.replace(report, queues=tuple(made), left_out=tuple(left_out))
         if self.note is not None:
             whose = made_of(str(self.root), self.names, config)
             write_note(self.note, whose, self.disk)

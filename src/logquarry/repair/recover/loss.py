@@ -34,12 +34,13 @@ from logquarry.errors import StoreUnavailable
 from logquarry.format import java
 from logquarry.format.arrays import Bools
 from logquarry.log.layout import StoreLayout
-from logquarry.log.walk import MISSING_FILE, DamagedSpan, LogReader
+from logquarry.log.walk import MISSING_FILE, DamagedSpan, LogReader, Span
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.index_file import indexed_frames
 from logquarry.read.log_end import checkpoint_times, known_damage
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
+from logquarry.repair.audit.differences import within
 from logquarry.repair.audit.log import NEVER_WRITTEN, never_written
 from logquarry.repair.recover.replaced import Frames, ReplacedFiles, frames_of, in_order
 
@@ -216,6 +217,10 @@ class LossSearch:
         return max(self._end, int((known[:, 0] + known[:, 1]).max(initial=0)))
 
     @property
+    def _files(self) -> list[Span]:
+        return [Span(file.base, self._log.file_size) for file in self._log.files]
+
+    @property
     def _lacks_file(self) -> bool:
         """Whether files of the log are certainly missing, even if no entry points to them."""
         if any(span.kind == MISSING_FILE for span in self._damage):
@@ -292,16 +297,12 @@ class LossSearch:
         # Valid frames after the new end show that earlier messages were on the disk.
         if is_flushed or LogReader(self._layout).find(self._end, self._log.end) is not None:
             return np.ones(len(lost), np.bool_)
-        vouched = starts < self._end
-        for file in self._log.files:
-            if file.base >= self._end:
-                vouched |= (starts >= file.base) & (starts < file.base + self._log.file_size)
+        later = within(starts, (span for span in self._files if span.offset >= self._end))
+        vouched: Bools = (starts < self._end) | later
         return vouched | self._is_missing(lost)
 
     def _is_missing(self, lost: Frames) -> Bools:
-        missing = np.ones(len(lost), np.bool_)
-        for file in self._log.files:
-            missing &= (lost[:, 0] < file.base) | (lost[:, 0] >= file.base + self._log.file_size)
+        missing = ~within(lost[:, 0], self._files)
         if not self._log.files or np.count_nonzero(missing) >= _LEAST_APART:
             return missing
         return missing & (lost[:, 0] < self._log.end + self._log.file_size)

@@ -53,7 +53,7 @@ from logquarry.repair.recover.rocketmq import (
     plan_rocketmq,
     recover_as_rocketmq,
 )
-from logquarry.repair.recover.safe import SafePlan, plan_safe
+from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.recover.store_folders import (
     check_entries,
     check_listed,
@@ -302,13 +302,8 @@ def check_before_lock(root: Path, config: StoreConfig, accept_loss: int | None) 
             find_store(root, config)
             return
         except NeedsRecovery:
-            plan = plan_to_open(root, config)
+            plan = plan_safe(root, config)
     require_consent(plan.root, plan.loss, accept_loss)
-
-
-def plan_to_open(root: Path, config: StoreConfig) -> SafePlan:
-    """Return the plan of a safe recovery for a store that cannot be opened without one."""
-    return plan_safe(root, with_sizes(config, StoreLayout.open(root, config).by_content()))
 
 
 def _is_store(root: Path) -> bool:

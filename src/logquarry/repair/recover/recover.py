@@ -22,7 +22,6 @@ from logquarry.log.location import local_store
 from logquarry.log.store_files import ABORT, CHECKPOINT, DAMAGE, DURABLE, SETTINGS, quarantine
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_end import known_damage
-from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.log import are_stale_bytes
 from logquarry.repair.rebuild.build import bring_out_cut_off
 from logquarry.repair.recover.apply import apply_safe
@@ -144,7 +143,7 @@ def _planned(
             # recovery has already recorded this end.
             plan = dataclasses.replace(plan, steps=())
     else:
-        plan = plan_safe(root, with_sizes(config, layout), progress=progress)
+        plan = plan_safe(root, config, progress=progress)
         if _only_stale_bytes(layout, plan):
             # The old bytes after the end can stay: brokers overwrite them, and logquarry's writer
             # zeroes them.
@@ -199,7 +198,7 @@ def _carry_out(
         # RocketMQ's rules depend on whether `abort` exists, so note this before `abort` is made.
         is_clean = not abort.exists
         abort.make()
-        apply_rocketmq(plan, disk, is_clean=is_clean)
+        apply_rocketmq(plan, disk, clock=clock, is_clean=is_clean)
         return
     assert isinstance(plan, SafePlan)
     apply_safe(plan, disk, clock, progress=progress)

@@ -84,7 +84,9 @@ def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
     return _Recovery(root, config, Noted(root)).plan()
 
 
-def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = None) -> RocketmqPlan:
+def apply_rocketmq(
+    plan: RocketmqPlan, disk: Disk, *, clock: Clock = now_ms, is_clean: bool | None = None
+) -> RocketmqPlan:
     """Apply a plan and sync all changes; return the plan that was carried out.
 
     The caller must hold the lock, and must have created ``abort``. ``is_clean`` is whether the
@@ -100,7 +102,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     disk.remove(root / store_files.DURABLE)
     disk.remove(root / store_files.DAMAGE)
     loss = plan.loss
-    plan = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)
+    plan = recover_as_rocketmq(root, plan.config, disk, clock=clock, is_clean=is_clean, syncs=False)
     sync_files(disk, root)
     file = CheckpointFile(disk, root / store_files.CHECKPOINT)
     try:
@@ -124,11 +126,12 @@ def recover_as_rocketmq(
     config: StoreConfig,
     disk: Disk,
     *,
-    clock: Clock | None = None,
+    clock: Clock = now_ms,
     is_clean: bool | None = None,
+    syncs: bool = True,
 ) -> RocketmqPlan:
-    """Recover a store as RocketMQ does, sync the written files of queues and index, and return the
-    plan that was carried out. The caller must hold the lock.
+    """Recover a store as RocketMQ does, and return the plan that was carried out. The caller must
+    hold the lock. If ``syncs`` is False, the caller must sync the files of queues and index.
 
     Raises:
         RocketmqRefuses: if RocketMQ would not start.
@@ -140,12 +143,14 @@ def recover_as_rocketmq(
     try:
         with none_lost(str(root)):
             plan = recovery.plan()
+        if syncs and plan.refused is None:
+            recovery.sync_index(0)
+            target.sync()
     finally:
         recovery.close()
         target.close()
     if plan.refused is not None:
         raise RocketmqRefuses(f"{root}: {plan.refused}")
-    target.sync()
     return plan
 
 
@@ -161,7 +166,7 @@ class _Recovery:
         target: Target,
         *,
         disk: Disk | None = None,
-        clock: Clock | None = None,
+        clock: Clock = now_ms,
         is_clean: bool | None = None,
     ) -> None:
         check_entries(root, config)
@@ -239,7 +244,7 @@ class _Recovery:
             queues[topic, queue_id] = JavaQueue((topic, queue_id), found, queue_size, target)
         rules = self._rules, config.index_keys
         log = self._log = JavaLog(
-            self.root, files, log_size, config.delay_levels_ms, self._after_run, *rules
+            self.root, files, log_size, config.delay_levels_ms, self.sync_index, *rules
         )
         self._times = self._read_checkpoint()
         is_clean = self._is_clean
@@ -269,7 +274,7 @@ class _Recovery:
         if start < log.max_offset:
             self._say(f"the messages from {start} on are in no queue: they are dispatched")
             log.dispatch_rest(start, self._dispatch)
-        self._after_run(0)
+        self.sync_index()
         if self._dispatch.store_timestamp is not None:
             self._times = self._times._replace(logics_timestamp=self._dispatch.store_timestamp)
         if self._rules.is_5:
@@ -400,12 +405,10 @@ class _Recovery:
         shape = self.config.index_shape
         assert shape is not None
         self._checkpoint_file = CheckpointFile(self._disk, self.root / store_files.CHECKPOINT)
-        self._keeper = IndexKeeper(
-            self._disk, self.root, shape, self._checkpoint_file, self._clock or now_ms
-        )
+        self._keeper = IndexKeeper(self._disk, self.root, shape, self._checkpoint_file, self._clock)
         return self._keeper.writer
 
-    def _after_run(self, least_pages: int = 1) -> None:
+    def sync_index(self, least_pages: int = 1) -> None:
         """Sync the index files that are full. RocketMQ does this in a background thread. With
         ``least_pages`` 0, also sync the last index file.
         """

@@ -39,6 +39,7 @@ from logquarry.read.log_end import DamageMap, checkpoint_times, lost_tail
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import FileQueue, Queue
 from logquarry.read.rocksdb_queue import RocksQueue
+from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import (
     AuditedQueue,
     FileFault,
@@ -120,7 +121,7 @@ def plan_safe(
     """Return the plan for a store. The store is not changed.
 
     Args:
-        config: settings with all sizes (:func:`logquarry.read.store_sizes.with_sizes`).
+        config: settings of the store; missing sizes are inferred from the files.
         mends: whether to correct harmed queue offsets. False for a log that salvage has written.
             Its queue offsets are right. But it has no lost bytes in place of lost messages, so a
             gap in the queue offsets would seem wrong.
@@ -130,6 +131,7 @@ def plan_safe(
         StoreUnavailable: if the place of a log file is unknown, if a folder or a link has the name
             of a file, or if the settings have the sizes of another store.
     """
+    config = with_sizes(config, StoreLayout.open(root, config).by_content())
     check_entries(root, config)
     layout = StoreLayout.open(root, config).by_content(shows_lost_head=False)
     return _Planner(layout, config, mends=mends, end=end).plan(progress, stretch_bytes)
@@ -296,23 +298,17 @@ class _Planner:
         for file in self._layout.commit_log.files:
             if file.base + room <= log.end:
                 continue
-            last = reader.data_end(file.base, file.base + room)
-            if last <= max(log.end, file.base):
+            at, path = max(log.end, file.base), self._layout.right_path(file)
+            length = reader.data_end(file.base, file.base + room) - at
+            if length <= 0:
                 continue
             if file.base < log.end or file is self._layout.commit_log.files[0]:
-                at = max(log.end, file.base)
-                self._require_writable(reader, at, last - at)
+                self._require_writable(reader, at, length)
                 reason = "bytes after the log's end must not become messages again"
-                self._steps.add(
-                    StepKind.ZERO,
-                    self._layout.right_path(file),
-                    reason,
-                    offset=at,
-                    length=last - at,
-                )
+                self._steps.add(StepKind.ZERO, path, reason, offset=at, length=length)
             else:
                 reason = "the whole file lies after the log's end"
-                self._steps.add(StepKind.SET_ASIDE, self._layout.right_path(file), reason)
+                self._steps.add(StepKind.SET_ASIDE, path, reason)
 
     def _require_writable(self, reader: LogReader, offset: int, length: int) -> None:
         # A recovery first copies the bytes to quarantine, so it must be able to read them.

@@ -175,22 +175,20 @@ class QueueNotes:
             behind = breaks[at + 1] if at + 1 < len(breaks) else None
             follows = behind is not None and behind.number == here.number + 1
             is_last = here.number == self._count - 1
+            end = here.before + here.count
+            at += 1
             if not here.is_own:
                 kept.append(here)
-                at += 1
             elif follows and behind is not None and _is_harmed(here, behind.offset, is_queued):
                 mended[here.place] = here.before + 1
-                end = here.before + here.count
                 if behind.offset > end + 1:
                     kept.append(replace(behind, before=end))
-                at += 2
+                at += 1
             elif is_last and _is_last_harmed(here, is_queued):
                 mended[here.place] = here.before + 1
-                self._next = here.before + here.count + 1
-                at += 1
+                self._next = end + 1
             else:
                 kept.append(here)
-                at += 1
         self._breaks = kept
         return mended
 

@@ -233,20 +233,16 @@ def settle(location: str, into: Path) -> bool:
         held_by_us = lock_folder(into)
     except (FileNotFoundError, NotADirectoryError):
         return False
+    report = into / SIDECAR / REPORT
     try:
-        return _settle(location, into)
+        if not undo_or_finish(into) or not report.is_file():
+            return False
+        try:
+            saved = str(json.loads(read_file(report))["store"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UsageError(f"{report}: not the report of a salvage: {error!r}") from error
     finally:
         _unlock(held_by_us)
-
-
-def _settle(location: str, into: Path) -> bool:
-    report = into / SIDECAR / REPORT
-    if not undo_or_finish(into) or not report.is_file():
-        return False
-    try:
-        saved = str(json.loads(read_file(report))["store"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"{report}: not the report of a salvage: {error!r}") from error
     if absolute(saved) != location:
         raise UsageError(f"{into}: {saved} was saved there, not {location}: give another folder")
     return True

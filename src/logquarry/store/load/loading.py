@@ -44,7 +44,6 @@ from logquarry.log.kept_settings import read_durable
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CHECKPOINT, CONSUME_QUEUE, DURABLE, INTENT, LOADS
 from logquarry.log.walk import BlankSpan, LogReader, Run
-from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import apply_safe
 from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.recover.store_folders import check_queue_folder, restore_names
@@ -326,7 +325,6 @@ def _durable(layout: StoreLayout) -> int:
 def _truncate(root: Path, config: StoreConfig, disk: Disk, clock: Clock, offset: int) -> None:
     """Recover the store, and end its log at an offset; the removed bytes go to quarantine."""
     layout = StoreLayout.open(root, config)
-    settings = with_sizes(config, layout)
     AbortFile(disk, root).make()
     if _durable(layout) > offset:
         # Lower the durable offset: the recovery keeps the bytes before it.
@@ -335,4 +333,4 @@ def _truncate(root: Path, config: StoreConfig, disk: Disk, clock: Clock, offset:
             DurableFile(disk, root / DURABLE, offset, checkpoint.times).close()
         finally:
             checkpoint.close()
-    apply_safe(plan_safe(root, settings, end=offset), disk, clock)
+    apply_safe(plan_safe(root, config, end=offset), disk, clock)

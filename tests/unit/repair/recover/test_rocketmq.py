@@ -281,6 +281,19 @@ def test_nothing_to_do_changes_nothing(tmp_path: Path) -> None:
     assert {name: after[name] for name in before} == before
 
 
+def test_the_clock_names_new_index_files(tmp_path: Path) -> None:
+    made(tmp_path)
+    shutil.rmtree(tmp_path / "index", ignore_errors=True)
+    (tmp_path / "index").mkdir()
+    (tmp_path / "abort").touch()
+    (tmp_path / "checkpoint").unlink(missing_ok=True)
+    lq.recover(
+        tmp_path, mode="rocketmq", apply=True, config=CONFIG, clock=lambda: 1_600_000_000_000
+    )
+    names = [path.name for path in (tmp_path / "index").iterdir()]
+    assert names and all(name.startswith("2020") for name in names)
+
+
 def test_queues_and_index_made_anew_are_those_that_were_lost(tmp_path: Path) -> None:
     """More messages than one run of the scan takes, in several files of log, queues and index."""
     sizes: dict[str, Any] = {
