@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
+import shutil
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -227,29 +227,15 @@ def remove_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None
     """
     own = folder / load.staged
     if names is not None:
-        _remove_files(own, names)
-        return
-    for name in _names(own.parent):
-        if re.fullmatch("[0-9]+", name) and int(name) <= load.version:
-            old = own.parent / str(int(name))
-            _remove_files(old, _names(old))
+        for name in names:
             with suppress(OSError):
-                old.rmdir()
+                (own / name).unlink()
+        return
     with suppress(OSError):
+        for old in list(own.parent.iterdir()):
+            if re.fullmatch("[0-9]+", old.name) and int(old.name) <= load.version:
+                shutil.rmtree(old, ignore_errors=True)
         own.parent.rmdir()
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)  # noqa: PTH208
-    except OSError:
-        return []
-
-
-def _remove_files(folder: Path, names: Sequence[str]) -> None:
-    for name in names:
-        with suppress(OSError):
-            (folder / name).unlink()
 
 
 # --------------------------------------------------------------------------------------------------
