@@ -320,8 +320,7 @@ class HaSlave(Worker):
         wait = machine.next_tick_ms() - self._surroundings.now_ms()
         if self._owes_sync:
             wait = min(wait, _SYNC_MS)
-        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if wire.wants_write else 0)
-        selector.modify(wire, mask)
+        selector.modify(wire, wire.events)
         return min(max(0, wait), _LONGEST_WAIT_MS)
 
     def _hear(self, found: Found, wire: Wire, machine: SlaveConnection) -> bool:

@@ -264,6 +264,11 @@ class Wire:
         """Whether the TLS handshake is complete. Without TLS, this is always True."""
         return self._is_shaken
 
+    @property
+    def events(self) -> int:
+        """The events for which to wait: bytes to read, and room for the bytes to send."""
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.wants_write else 0)
+
     def handshake(self) -> bool:
         """Continue the TLS handshake. Return whether it is complete."""
         assert isinstance(self._socket, ssl.SSLSocket)
