@@ -145,7 +145,8 @@ class Progress:
             if known is not None:
                 return known
             beginning = self._beginnings[group, topic]
-            offset = self._reader.bounds(topic, queue_id)[0]
+            offset, end = self._reader.bounds(topic, queue_id)
+            start = beginning.start if queue_id in beginning.queue_ids else None
             if queue_id in beginning.queue_ids and beginning.saved_at is not None:
                 saved_at, path = beginning.saved_at
                 offset = self._reader.first_since(topic, queue_id, saved_at - BEFORE_MS)
@@ -153,18 +154,12 @@ class Progress:
                     f"messages stored from {BEFORE_MS // 1000} s before the last write of {path}"
                 )
                 self._take(group, topic, queue_id, offset, reason)
-            elif queue_id in beginning.queue_ids and beginning.start is not None:
-                offset = self._first(topic, queue_id, beginning.start)
+            elif start is not None and start.at == "latest":
+                offset = end
+            elif start is not None and start.at == "timestamp":
+                offset = self._reader.first_since(topic, queue_id, start.timestamp_ms)
             self.offsets.commit(topic, group, queue_id, offset)
             return offset
-
-    def _first(self, topic: str, queue_id: int, start: Start) -> int:
-        low, high = self._reader.bounds(topic, queue_id)
-        if start.at == "latest":
-            return high
-        if start.at == "timestamp":
-            return self._reader.first_since(topic, queue_id, start.timestamp_ms)
-        return low
 
 
 # --------------------------------------------------------------------------------------------------
