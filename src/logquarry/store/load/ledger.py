@@ -77,13 +77,9 @@ class LoadId:
         """Folder of the load's segments, below ``loads``."""
         return f"{STAGED}/{self.folder}/{self.version}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the load as a JSON document."""
-        return document(self)
-
     @classmethod
     def from_json(cls, document: Any) -> LoadId:
-        """Parse the result of :meth:`to_json`."""
+        """Parse the JSON document of a load (:func:`~logquarry.text.document`)."""
         app, version = document.get("app"), document.get("version")
         is_named = document.get("is_named")
         if not isinstance(app, str) or type(version) is not int or type(is_named) is not bool:
@@ -151,7 +147,7 @@ class Ledger:
 
     def add(self, load: LoadId) -> None:
         """Record that a load is in the log and synced."""
-        write_document(self._disk, self._path(load), load.to_json())
+        write_document(self._disk, self._path(load), document(load))
 
     def forget(self, load: LoadId) -> None:
         """Delete the record of a load that the application will not repeat."""
@@ -177,13 +173,7 @@ class Ledger:
 
     def begin(self, intent: Intent) -> None:
         """Record that a load will be appended."""
-        document = {
-            "load": intent.load.to_json(),
-            "start": intent.start,
-            "loads": intent.loads,
-            "segments": [segment.to_json() for segment in intent.segments],
-        }
-        write_document(self._disk, self.folder / INTENT, document)
+        write_document(self._disk, self.folder / INTENT, document(intent))
 
     def end(self) -> None:
         """Delete the record of the load that was being appended."""
