@@ -347,8 +347,3 @@ class Replica:
         # complete.
         self.feed.keep(not self.check_crc)
         return end
-
-    @property
-    def wrote(self) -> int:
-        """Physical offset of the log's end."""
-        return self.feed.wrote_offset

@@ -224,7 +224,7 @@ class HaSlave(Worker):
         return SlaveStatus(
             self.master,
             machine is not None,
-            self._replica.wrote,
+            self._replica.feed.wrote_offset,
             None if machine is None else machine.reported,
             self._received,
             self._connections,

@@ -307,17 +307,15 @@ class Wire:
                 return not self._out
             try:
                 while self._out:
-                    self._sent(self._send_some())
+                    if self._is_tls:
+                        self._sent(self._socket.send(self._out[0]))
+                    else:
+                        self._sent(self._socket.sendmsg(list(islice(self._out, _AT_ONCE))))
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 self.wants_write = True
                 return False
             self.wants_write = False
             return True
-
-    def _send_some(self) -> int:
-        if self._is_tls:
-            return self._socket.send(self._out[0])
-        return self._socket.sendmsg(list(islice(self._out, _AT_ONCE)))
 
     def _sent(self, count: int) -> None:
         while count:
