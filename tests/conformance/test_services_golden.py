@@ -38,7 +38,7 @@ def test_delivery_has_the_same_bytes(golden: Path, tmp_path: Path) -> None:
             clock.now = put["result"]["append"]["storeTimestamp"]
             store.put(message_of(put["input"]))
         store.wait_dispatched()
-        delivery = store._services.delivery
+        delivery = store._services.deliveries[0]
         all_levels = delivery._queue_ids
         for message in delivered:
             # Java has a thread for each level: their order is chance.

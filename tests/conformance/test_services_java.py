@@ -84,7 +84,7 @@ def test_delayed_messages_change_hands(tmp_path: Path) -> None:
     assert len(expected) == 40
     # All are due: this library delivers half of them, the broker the rest.
     with lq.MessageStore.open(root, mode="rw", config=CONFIG) as store:
-        delivery = store._services.delivery
+        delivery = store._services.deliveries[0]
         assert delivery.deliver(int(time.time() * 1_000), limit=20) == 20
         put_delayed(store, 8, "second")
     with broker(root, PARAMS):

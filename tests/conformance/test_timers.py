@@ -166,7 +166,7 @@ def test_a_writer_delivers_what_the_broker_had_not(
     before = timers_of(StoreLayout.open(root)).due()
     with lq.MessageStore.open(root, mode="rw") as store:
         now = before[-1].slot_time + 10_000
-        delivered = store._services.timers.deliver(now)
+        delivered = store._services.deliveries[1].deliver(now)
         assert delivered == len(before)
         given = [m.keys for m in store.scan() if m.topic == "Later" and m.keys]
     assert len(given) == len(set(given)), "each once"

@@ -164,6 +164,6 @@ def check_outcome(root: Path, known: ServicesOrder) -> None:
 
 def is_waiting(store: StoreWriter) -> bool:
     """Whether a delayed message is still to be delivered."""
-    if store._services.timers.waiting:
+    if store._services.deliveries[1].waiting:
         return True
     return any(level.delivered < level.max_offset for level in store.stats().state.delay_levels)

@@ -55,17 +55,17 @@ class Listener:
 def failing(store: StoreWriter, topic: str) -> Callable[[], None]:
     """Have puts to a topic fail from now on, until the function is called."""
     service = store._services.transactions
-    append = service._append
+    append = service.append
 
     def refuse(put: Message) -> Any:
         if put.topic == topic:
             raise StoreUnavailable("no room")
         return append(put)
 
-    service._append = refuse
+    service.append = refuse
 
     def mend() -> None:
-        service._append = append
+        service.append = append
 
     return mend
 

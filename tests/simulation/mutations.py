@@ -25,7 +25,7 @@ Mutation = Callable[[], AbstractContextManager[Any]]
 
 def _ack_what_is_written() -> AbstractContextManager[Any]:
     """The slave acknowledges what it wrote, even if it is not on the disk."""
-    return mock.patch.object(Replica, "sync", lambda self: self.wrote)
+    return mock.patch.object(Replica, "sync", lambda self: self.feed.wrote_offset)
 
 
 def _ack_unjudged() -> AbstractContextManager[Any]:

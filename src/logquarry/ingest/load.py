@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
@@ -50,7 +50,7 @@ from logquarry.store.load.ledger import (
 from logquarry.store.load.loading import Loaded
 from logquarry.store.load.segment import Segment, find_segment
 from logquarry.store.message_store import StoreWriter
-from logquarry.text import plural, size_text
+from logquarry.text import json_value, plural, size_text
 
 logger = logging.getLogger(__name__)
 
@@ -332,13 +332,7 @@ class _Decision:
 
     def make(self, load: LoadId, stores: Mapping[str, Sequence[Segment]]) -> None:
         # From here on, the load is decided: after a crash, the next load appends the segments.
-        document: dict[str, Any] = {
-            "load": load.to_json(),
-            "stores": {
-                name: [segment.to_json() for segment in segments]
-                for name, segments in stores.items()
-            },
-        }
+        document = json_value({"load": load, "stores": stores})
         write_document(self._disk, self._path, document)
 
     def require_segments(self) -> None:

@@ -26,7 +26,7 @@ from logquarry.disk.config_file import (
     ConfigTable,
 )
 from logquarry.disk.disk import Disk
-from logquarry.errors import ProtocolViolation, UsageError
+from logquarry.errors import UsageError
 from logquarry.protocol import remoting
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from logquarry.replication.server import LONGEST_WAIT_MS, Peer, Server, ServerOptions
@@ -239,7 +239,7 @@ class ConfigServer(Server[_Asking]):
                     wire.send(self._answer(command))
                 # Read now: TLS may have buffered further bytes, of which the selector does not
                 # know.
-                self._read(peer)
+                self._read_from(peer)
                 left = 0
             if peer in self._peers:
                 # While an answer is not fully sent, do not read: wait only until the socket is
@@ -251,22 +251,13 @@ class ConfigServer(Server[_Asking]):
         return min(left, LONGEST_WAIT_MS)
 
     def _read(self, peer: _Asking) -> None:
-        if peer not in self._peers or not peer.wire.is_ready:
-            return
-        try:
-            while not peer.asked and not peer.wire.wants_write:
-                count = peer.wire.receive_into(self._buffer)
-                if count is None:
-                    return
-                if count == 0:
-                    self._drop(peer, "it ended the connection")
-                    return
-                peer.asked.extend(peer.reader.receive_data(self._buffer[:count]))
-        except ProtocolViolation as violation:
-            self._refuse(peer.wire.peer, str(violation))
-            self._drop(peer, None)
-        except OSError as error:
-            self._drop(peer, str(error))
+        while not peer.asked and not peer.wire.wants_write:
+            count = peer.wire.receive_into(self._buffer)
+            if count is None:
+                return
+            if count == 0:
+                raise OSError("it ended the connection")
+            peer.asked.extend(peer.reader.receive_data(self._buffer[:count]))
 
     # ------------------------------------------------------------------------------------ answers
     def _answer(self, command: remoting.RemotingCommand) -> list[bytes]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import selectors
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -191,7 +190,7 @@ class HaMaster(Server[_Slave]):
         try:
             if not wire.is_ready:
                 if not wire.handshake():
-                    self._watch(slave, _mask(slave))
+                    self._watch(slave, wire.events)
                     return machine.next_tick_ms() - now if self._tick(slave, log, now) else 0
                 self._feed.replicas.slave_came()
             going = self._send(slave, log, now)
@@ -203,7 +202,7 @@ class HaMaster(Server[_Slave]):
         except (OSError, ValueError) as error:
             self._drop(slave, str(error))
             return LONGEST_WAIT_MS
-        self._watch(slave, _mask(slave))
+        self._watch(slave, wire.events)
         if going:
             return 0
         wait = machine.next_tick_ms() - now
@@ -241,24 +240,18 @@ class HaMaster(Server[_Slave]):
         return self._heard(slave, slave.machine.tick(log, now))
 
     def _read(self, slave: _Slave) -> None:
-        if slave not in self._peers or not slave.wire.is_ready:
+        count = slave.wire.receive_into(self._buffer)
+        if count is None:
             return
-        events: list[ha.MasterEvent] = []
+        data, now = self._buffer[:count], self._surroundings.now_ms()
         try:
-            count = slave.wire.receive_into(self._buffer)
-            if count is not None:
-                data, now = self._buffer[:count], self._surroundings.now_ms()
-                events = slave.machine.receive_data(data, self._range(), now)
+            events = slave.machine.receive_data(data, self._range(), now)
         except ProtocolViolation as violation:
             self._heard(slave, violation.events)
             with contextlib.suppress(OSError):
                 slave.wire.send(slave.machine.data_to_send())
-            self._refuse(slave.wire.peer, str(violation))
-            self._drop(slave, None)
-        except OSError as error:
-            self._drop(slave, str(error))
-        else:
-            self._heard(slave, events)
+            raise
+        self._heard(slave, events)
 
     def _heard(self, slave: _Slave, events: Sequence[ha.MasterEvent]) -> bool:
         for event in events:
@@ -292,7 +285,3 @@ class HaMaster(Server[_Slave]):
     def _went(self, slave: _Slave) -> None:
         if slave.wire.is_ready:
             self._feed.replicas.slave_went()
-
-
-def _mask(slave: _Slave) -> int:
-    return selectors.EVENT_READ | (selectors.EVENT_WRITE if slave.wire.wants_write else 0)

@@ -184,7 +184,10 @@ class Replica:
             own = self.feed.select(offset, len(data))
             part = data[: len(own)] if own is not None else data
             if own is None or own[: len(part)] != part:
-                at = offset if own is None else offset + _first_difference(own, part)
+                at = offset
+                if own is not None:
+                    pairs = enumerate(zip(own, part, strict=False))
+                    at += next(number for number, (a, b) in pairs if a != b)
                 raise LogsDiverged(
                     f"{self.root}: the log differs from its master's at physical offset {at}. "
                     f"{self._advice(at)}",
@@ -306,17 +309,12 @@ class Replica:
             self._ahead(offset)
         elif offset <= self._last_frame():
             self._floor = offset
-        elif offset <= wrote:
-            raise ReplicationError(
-                f"{self.root}: its log ends at physical offset {wrote} and its master's begins at "
-                f"{offset}: the master has deleted the messages needed to compare the two logs. "
-                "Replicate into an empty folder"
-            )
         else:
+            is_overlap = offset <= wrote
+            gone = "messages needed to compare the two logs" if is_overlap else "bytes between"
             raise ReplicationError(
                 f"{self.root}: its log ends at physical offset {wrote} and its master's begins at "
-                f"{offset}: the master has deleted the bytes between. Replicate into an empty "
-                "folder"
+                f"{offset}: the master has deleted the {gone}. Replicate into an empty folder"
             )
 
     def _ahead(self, offset: int) -> None:
@@ -349,15 +347,3 @@ class Replica:
         # complete.
         self.feed.keep(not self.check_crc)
         return end
-
-    @property
-    def wrote(self) -> int:
-        """Physical offset of the log's end."""
-        return self.feed.wrote_offset
-
-
-def _first_difference(one: memoryview, other: memoryview) -> int:
-    for at, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return at
-    raise AssertionError("the parts are equal")

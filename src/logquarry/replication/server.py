@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from logquarry import arguments
-from logquarry.errors import LogquarryError, ReplicationError, UsageError
+from logquarry.errors import LogquarryError, ProtocolViolation, ReplicationError, UsageError
 from logquarry.replication.wire import Surroundings, Waits, Wire, Worker, address_text, drive
 
 logger = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class Server(Worker, Generic[P]):
             elif not isinstance(key.data, Peer):
                 self._accept(key.data)
             elif mask & selectors.EVENT_READ:
-                self._read(key.data)  # type: ignore[arg-type]
+                self._read_from(key.data)  # type: ignore[arg-type]
 
     @abstractmethod
     def _serve_all(self) -> int:
@@ -183,9 +183,21 @@ class Server(Worker, Generic[P]):
         the next call.
         """
 
+    def _read_from(self, peer: P) -> None:
+        """Read the bytes that a peer has sent. The peer may have been removed in the meantime."""
+        if peer not in self._peers or not peer.wire.is_ready:
+            return
+        try:
+            self._read(peer)
+        except ProtocolViolation as violation:
+            self._refuse(peer.wire.peer, str(violation))
+            self._drop(peer, None)
+        except OSError as error:
+            self._drop(peer, str(error))
+
     @abstractmethod
     def _read(self, peer: P) -> None:
-        """Read the bytes that a peer has sent. The peer may have been removed in the meantime."""
+        """Read the bytes that a connected peer has sent. Errors end the connection."""
 
     # -------------------------------------------------------------------------------- connections
     def _allows(self, host: str) -> bool:

@@ -224,7 +224,7 @@ class HaSlave(Worker):
         return SlaveStatus(
             self.master,
             machine is not None,
-            self._replica.wrote,
+            self._replica.feed.wrote_offset,
             None if machine is None else machine.reported,
             self._received,
             self._connections,
@@ -320,8 +320,7 @@ class HaSlave(Worker):
         wait = machine.next_tick_ms() - self._surroundings.now_ms()
         if self._owes_sync:
             wait = min(wait, _SYNC_MS)
-        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if wire.wants_write else 0)
-        selector.modify(wire, mask)
+        selector.modify(wire, wire.events)
         return min(max(0, wait), _LONGEST_WAIT_MS)
 
     def _hear(self, found: Found, wire: Wire, machine: SlaveConnection) -> bool:
@@ -332,25 +331,24 @@ class HaSlave(Worker):
             elif ready & selectors.EVENT_READ and wire.is_ready and not self._read(wire, machine):
                 return False
         if not found and self._owes_sync:
-            self._ask_sync()
+            self._sync(is_small=False)
         with self._use:
             events = machine.tick(self._surroundings.now_ms())
         return self._happened(events)
 
-    def _sync_here(self) -> None:
-        # Few bytes arrived: a sync in this thread takes no longer than to wake the other thread.
+    def _sync(self, *, is_small: bool) -> None:
+        """Sync and acknowledge the bytes that arrived; without a sync if the options say so."""
         self._owes_sync = False
-        is_flushed = self._options.acknowledge == "flushed"
-        self._acknowledge(self._replica.sync() if is_flushed else self._replica.position)
-
-    def _ask_sync(self) -> None:
-        # Many bytes arrived: let the other thread sync, while this thread receives more.
-        self._owes_sync = False
-        self._synced_ms = self._surroundings.now_ms()
-        if self._options.acknowledge == "flushed":
-            self._sync_wanted.set()
-        else:
+        if not is_small:
+            self._synced_ms = self._surroundings.now_ms()
+        if self._options.acknowledge != "flushed":
             self._acknowledge(self._replica.position)
+        elif is_small:
+            # A sync in this thread takes no longer than to wake the other thread.
+            self._acknowledge(self._replica.sync())
+        else:
+            # Let the other thread sync, while this thread receives more.
+            self._sync_wanted.set()
 
     def _read(self, wire: Wire, machine: SlaveConnection) -> bool:
         # Returns whether the connection continues.
@@ -369,9 +367,9 @@ class HaSlave(Worker):
             goes_on = self._happened(events)
             self._owes_sync = True
             if self._received - before < _LARGE:
-                self._sync_here()
+                self._sync(is_small=True)
             elif self._surroundings.now_ms() - self._synced_ms >= _SYNC_MS:
-                self._ask_sync()
+                self._sync(is_small=False)
             if violation is not None:
                 raise violation
             if not goes_on:

@@ -264,6 +264,11 @@ class Wire:
         """Whether the TLS handshake is complete. Without TLS, this is always True."""
         return self._is_shaken
 
+    @property
+    def events(self) -> int:
+        """The events for which to wait: bytes to read, and room for the bytes to send."""
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.wants_write else 0)
+
     def handshake(self) -> bool:
         """Continue the TLS handshake. Return whether it is complete."""
         assert isinstance(self._socket, ssl.SSLSocket)
@@ -302,17 +307,15 @@ class Wire:
                 return not self._out
             try:
                 while self._out:
-                    self._sent(self._send_some())
+                    if self._is_tls:
+                        self._sent(self._socket.send(self._out[0]))
+                    else:
+                        self._sent(self._socket.sendmsg(list(islice(self._out, _AT_ONCE))))
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 self.wants_write = True
                 return False
             self.wants_write = False
             return True
-
-    def _send_some(self) -> int:
-        if self._is_tls:
-            return self._socket.send(self._out[0])
-        return self._socket.sendmsg(list(islice(self._out, _AT_ONCE)))
 
     def _sent(self, count: int) -> None:
         while count:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from logquarry import arguments
 from logquarry.config import DEFAULT_COMMIT_LOG_FILE
-from logquarry.errors import MessageNotFound, UsageError
+from logquarry.errors import MessageNotFound, StoreUnavailable, UsageError
 from logquarry.format.frame import Damage, DamageKind, Frame, decode_id
 from logquarry.log.layout import StoreLayout
 from logquarry.read.commit_log import CommitLog
@@ -26,10 +26,12 @@ class LogReads(ABC):
         self.layout = layout
         self.broker = broker
         self._log = log
+        self._is_open = True
 
-    @abstractmethod
     def _require_open(self) -> None:
         """Raise StoreUnavailable if the store was closed."""
+        if not self._is_open:
+            raise StoreUnavailable(f"{self.layout.root}: the store was closed")
 
     @abstractmethod
     def _look_again(self) -> None:

@@ -56,7 +56,6 @@ class StoreReads(LogReads):
     def __init__(self, layout: StoreLayout, log: CommitLog, *, broker: str) -> None:
         super().__init__(layout, log, broker=broker)
         self.config = layout.config
-        self._is_open = True
         self._getters: list[MessageGetter] = []
         self._consumers_lock = threading.Lock()
         self._made_consumers: Consumers | None = None
@@ -95,10 +94,6 @@ class StoreReads(LogReads):
 
     def __dir__(self) -> list[str]:
         return sorted(set(super().__dir__()) - NOT_FOR_USERS)
-
-    def _require_open(self) -> None:
-        if not self._is_open:
-            raise StoreUnavailable(f"{self.layout.root}: the store was closed")
 
     def _look_again(self) -> None:
         if self.has_queue_files:

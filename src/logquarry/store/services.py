@@ -65,6 +65,7 @@ class Services:
         self._lock = threading.RLock()
         self._threads: list[Service] = []
         self._parts: dict[Callable[..., Any], Any] = {}
+        self._made_deliveries: tuple[DelayedDelivery, TimerDelivery] | None = None
         self._delivering: DeliveryService | None = None
         self._checking: TransactionCheckService | None = None
         self._prepared = self._make_prepared()
@@ -95,8 +96,8 @@ class Services:
 
     # ---------------------------------------------------------------------------------- delay
     @property
-    def delivery(self) -> DelayedDelivery:
-        """The delivery of delayed messages.
+    def deliveries(self) -> tuple[DelayedDelivery, TimerDelivery]:
+        """The deliveries of delayed messages and of timer messages.
 
         Raises StoreUnavailable in a slave, because its master delivers the messages.
         """
@@ -106,36 +107,27 @@ class Services:
             raise StoreUnavailable(
                 f"{self._engine.root}: it is a slave: its master delivers delayed messages"
             )
-        if self._make_delivery not in self._parts:
+        if self._made_deliveries is None:
             # Do not hold the lock during this wait: the dispatcher may call a listener that needs
             # the lock to use a service.
             self._wait_dispatched()
-        return self._once(self._make_delivery)
+        with self._lock:
+            self._require_open()
+            if self._made_deliveries is None:
+                self._made_deliveries = self._make_deliveries()
+            return self._made_deliveries
 
-    def _make_delivery(self) -> DelayedDelivery:
-        engine = self._engine
-        progress = DelayProgress(engine.disk, engine.root, engine.sync_log)
-        levels = engine.config.delay_levels_ms
-        delivery = DelayedDelivery(self._log, self._store._append_many, levels, progress)
+    def _make_deliveries(self) -> tuple[DelayedDelivery, TimerDelivery]:
+        engine, log, put = self._engine, self._log, self._store._append_many
+        files = engine.disk, engine.root, engine.sync_log
+        delayed = DelayedDelivery(log, put, engine.config.delay_levels_ms, DelayProgress(*files))
         # The delivery may have searched the log to find its progress. Save the progress now, so
         # that the next opening need not search again.
-        delivery.save()
-        return delivery
-
-    @property
-    def timers(self) -> TimerDelivery:
-        """The delivery of timer messages. Raises StoreUnavailable like :attr:`delivery`."""
-        _ = self.delivery
-        return self._once(self._make_timers)
-
-    def _make_timers(self) -> TimerDelivery:
-        engine = self._engine
+        delayed.save()
         layout = StoreLayout.open(engine.root, engine.config)
         check = timers.check_or_none(layout)
-        return TimerDelivery(
-            self._log,
-            self._store._append_many,
-            *(engine.disk, engine.root, engine.sync_log, timers.known_by(layout, check)),
+        return delayed, TimerDelivery(
+            *(log, put, *files, timers.known_by(layout, check)),
             precision_ms=timers.precision(layout, check.read_time),
             file_size=timer_log_file_size(layout),
         )
@@ -143,12 +135,12 @@ class Services:
     @property
     def delays(self) -> Mapping[str, Delays]:
         """The delays of delivered messages by topic; empty until the delivery is used."""
-        delivery: DelayedDelivery | None = self._parts.get(self._make_delivery)
-        return {} if delivery is None else delivery.delays
+        made = self._made_deliveries
+        return {} if made is None else made[0].delays
 
     def start_delivery(self) -> None:
         """Deliver delayed messages and timer messages from now on. A second call does nothing."""
-        deliveries = self.delivery, self.timers
+        deliveries = self.deliveries
         with self._lock:
             self._require_open()
             if self._delivering is None:
@@ -164,7 +156,7 @@ class Services:
 
     def deliver_due(self) -> int:
         """Deliver the messages that are due now, and save the progress; return their number."""
-        deliveries = self.delivery, self.timers
+        deliveries = self.deliveries
         self._wait_dispatched()
         now = self._engine.clock()
         count = sum(delivery.deliver(now) for delivery in deliveries)
@@ -336,12 +328,10 @@ class Services:
             threads = self._threads[::-1]
         for service in threads:
             service.stop(_PATIENCE_SECONDS)
-        saves: list[Callable[[], object]] = []
-        if (delivery := self._parts.get(self._make_delivery)) is not None:
-            saves.append(delivery.save)
-        if (timers := self._parts.get(self._make_timers)) is not None:
-            saves.append(partial(timers.close, self._engine.clock()))
-        for save in saves:
+        if self._made_deliveries is None:
+            return
+        delayed, timers = self._made_deliveries
+        for save in (delayed.save, partial(timers.close, self._engine.clock())):
             # If saving the progress of one delivery fails, still save that of the other delivery.
             try:
                 save()

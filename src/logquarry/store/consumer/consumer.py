@@ -299,7 +299,7 @@ class Consumer:
 
     def _read(self, slot: _Slot, max_count: int) -> _Found | None:
         topic, queue_id = slot.key
-        tags, sql = self.subscription.tags_of(topic), self.subscription.filter_of(topic)
+        tags, sql = self.subscription.filter_of(topic)
         for _ in range(_MOST_READS):
             _, end = self._reader.bounds(topic, queue_id)
             if slot.done == end:

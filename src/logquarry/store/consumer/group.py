@@ -129,16 +129,9 @@ class Subscription:
         """The topics, and the group's retry topic."""
         return tuple(dict.fromkeys((*self.topics, retry_topic(self.group))))
 
-    def tags_of(self, topic: str) -> frozenset[str] | None:
-        """Return the tags to match; None for the retry topic, whose messages all match."""
-        return None if self._is_retry(topic) else self.tags
-
-    def filter_of(self, topic: str) -> SqlFilter | None:
-        """Return the SQL92 filter for messages of a topic; None for the retry topic."""
-        return None if self._is_retry(topic) else self.sql
-
-    def _is_retry(self, topic: str) -> bool:
-        return topic == retry_topic(self.group)
+    def filter_of(self, topic: str) -> tuple[frozenset[str] | None, SqlFilter | None]:
+        """Return the tags to match, and the SQL92 filter. All messages of the retry topic match."""
+        return (None, None) if topic == retry_topic(self.group) else (self.tags, self.sql)
 
 
 def allocate(queue_ids: Sequence[int], count: int, number: int) -> Sequence[int]:

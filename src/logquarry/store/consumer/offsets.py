@@ -76,19 +76,16 @@ class _Beginning:
 class Progress:
     """The offsets of all groups of one store, and estimates of lost offsets. Thread-safe."""
 
-    def __init__(
-        self, offsets: ConsumerOffsets, reader: QueueReader, lost: LostOffsets | None
-    ) -> None:
+    def __init__(self, offsets: ConsumerOffsets, reader: QueueReader, lost: LostOffsets) -> None:
         self.offsets = offsets
         self._reader = reader
         self._lost = lost
         self._lock = threading.Lock()
         self._beginnings: dict[tuple[str, str], _Beginning] = {}
         self._estimates: dict[tuple[str, str, int], OffsetEstimate] = {}
-        if lost is not None:
-            for topic, group, queue_id, offset, path in lost.entries():
-                if queue_id not in offsets.of(topic, group):
-                    self._take(group, topic, queue_id, offset, f"found in the torn file {path}")
+        for topic, group, queue_id, offset, path in lost.entries():
+            if queue_id not in offsets.of(topic, group):
+                self._take(group, topic, queue_id, offset, f"found in the torn file {path}")
 
     def _take(self, group: str, topic: str, queue_id: int, offset: int, reason: str) -> None:
         self.offsets.commit(topic, group, queue_id, offset)
@@ -120,11 +117,9 @@ class Progress:
         of_group = {name for name, other in self.offsets.groups() if other == group}
         if topic in of_group:
             return _Beginning(queue_ids)
-        lost = self._lost
-        if lost is not None and lost.is_lost(group, topic, has_others=bool(of_group)):
-            saved_at = lost.saved_at
-            if saved_at is not None:
-                return _Beginning(queue_ids, saved_at=saved_at)
+        if self._lost.is_lost(group, topic, has_others=bool(of_group)):
+            if self._lost.saved_at is not None:
+                return _Beginning(queue_ids, saved_at=self._lost.saved_at)
             logger.warning(
                 "group %s: its offsets in %s are lost, and the time of their last write is "
                 "unknown: the group starts at %s",
@@ -145,7 +140,8 @@ class Progress:
             if known is not None:
                 return known
             beginning = self._beginnings[group, topic]
-            offset = self._reader.bounds(topic, queue_id)[0]
+            offset, end = self._reader.bounds(topic, queue_id)
+            start = beginning.start if queue_id in beginning.queue_ids else None
             if queue_id in beginning.queue_ids and beginning.saved_at is not None:
                 saved_at, path = beginning.saved_at
                 offset = self._reader.first_since(topic, queue_id, saved_at - BEFORE_MS)
@@ -153,18 +149,12 @@ class Progress:
                     f"messages stored from {BEFORE_MS // 1000} s before the last write of {path}"
                 )
                 self._take(group, topic, queue_id, offset, reason)
-            elif queue_id in beginning.queue_ids and beginning.start is not None:
-                offset = self._first(topic, queue_id, beginning.start)
+            elif start is not None and start.at == "latest":
+                offset = end
+            elif start is not None and start.at == "timestamp":
+                offset = self._reader.first_since(topic, queue_id, start.timestamp_ms)
             self.offsets.commit(topic, group, queue_id, offset)
             return offset
-
-    def _first(self, topic: str, queue_id: int, start: Start) -> int:
-        low, high = self._reader.bounds(topic, queue_id)
-        if start.at == "latest":
-            return high
-        if start.at == "timestamp":
-            return self._reader.first_since(topic, queue_id, start.timestamp_ms)
-        return low
 
 
 # --------------------------------------------------------------------------------------------------

@@ -212,17 +212,13 @@ _PAUSE_PER_REFRESH: Final = 300.0
 
 
 class StoreQueues(Protocol):
-    """The queues of an open store."""
+    """The queues of an open store, which another process may write."""
 
     def queues(self) -> Sequence[QueueKey]:
         """(topic, queue id) of each queue."""
 
     def queue(self, topic: str, queue_id: int) -> Queue | None:
         """Return one queue; None if the store does not have the queue."""
-
-
-class PolledStore(StoreQueues, Protocol):
-    """A store that another process may write."""
 
     def refresh(self) -> None:
         """List the folders of the store again, to find new files and queues."""
@@ -290,7 +286,7 @@ class PolledQueueReader(QueueReader):
     A lock admits one thread at a time.
     """
 
-    def __init__(self, store: PolledStore, getter: MessageGetter) -> None:
+    def __init__(self, store: StoreQueues, getter: MessageGetter) -> None:
         super().__init__(store, getter)
         self._lock = threading.RLock()
         self._refresh = store.refresh

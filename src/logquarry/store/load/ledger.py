@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
+import shutil
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -77,13 +77,9 @@ class LoadId:
         """Folder of the load's segments, below ``loads``."""
         return f"{STAGED}/{self.folder}/{self.version}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the load as a JSON document."""
-        return document(self)
-
     @classmethod
     def from_json(cls, document: Any) -> LoadId:
-        """Parse the result of :meth:`to_json`."""
+        """Parse the JSON document of a load (:func:`~logquarry.text.document`)."""
         app, version = document.get("app"), document.get("version")
         is_named = document.get("is_named")
         if not isinstance(app, str) or type(version) is not int or type(is_named) is not bool:
@@ -151,7 +147,7 @@ class Ledger:
 
     def add(self, load: LoadId) -> None:
         """Record that a load is in the log and synced."""
-        write_document(self._disk, self._path(load), load.to_json())
+        write_document(self._disk, self._path(load), document(load))
 
     def forget(self, load: LoadId) -> None:
         """Delete the record of a load that the application will not repeat."""
@@ -177,13 +173,7 @@ class Ledger:
 
     def begin(self, intent: Intent) -> None:
         """Record that a load will be appended."""
-        document = {
-            "load": intent.load.to_json(),
-            "start": intent.start,
-            "loads": intent.loads,
-            "segments": [segment.to_json() for segment in intent.segments],
-        }
-        write_document(self._disk, self.folder / INTENT, document)
+        write_document(self._disk, self.folder / INTENT, document(intent))
 
     def end(self) -> None:
         """Delete the record of the load that was being appended."""
@@ -227,29 +217,15 @@ def remove_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None
     """
     own = folder / load.staged
     if names is not None:
-        _remove_files(own, names)
-        return
-    for name in _names(own.parent):
-        if re.fullmatch("[0-9]+", name) and int(name) <= load.version:
-            old = own.parent / str(int(name))
-            _remove_files(old, _names(old))
+        for name in names:
             with suppress(OSError):
-                old.rmdir()
+                (own / name).unlink()
+        return
     with suppress(OSError):
+        for old in list(own.parent.iterdir()):
+            if re.fullmatch("[0-9]+", old.name) and int(old.name) <= load.version:
+                shutil.rmtree(old, ignore_errors=True)
         own.parent.rmdir()
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)  # noqa: PTH208
-    except OSError:
-        return []
-
-
-def _remove_files(folder: Path, names: Sequence[str]) -> None:
-    for name in names:
-        with suppress(OSError):
-            (folder / name).unlink()
 
 
 # --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from logquarry import arguments
 from logquarry.config import StoreConfig
@@ -34,7 +34,6 @@ from logquarry.read.queue import Queue
 from logquarry.read.timers import QUEUE_ID, timers_of
 from logquarry.store.consumer.group import RETRY_PREFIX
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_by
-from logquarry.text import document
 
 DELAYED: Final = "(delayed messages that are not delivered)"
 """Value of :attr:`Unread.group` for delayed messages that were not delivered yet."""
@@ -58,10 +57,6 @@ class Unread:
     group: str
     offset: int
     messages: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object as a JSON document."""
-        return document(self)
 
 
 def unread(
@@ -317,10 +312,6 @@ class RetentionRules:
             raise UsageError(
                 f"the use of the disk is {self.max_disk_ratio:.0%}, and must be in 0..100%"
             )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the rules as a JSON document."""
-        return document(self)
 
 
 def require_rules(rules: object) -> RetentionRules:

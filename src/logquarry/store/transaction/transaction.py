@@ -72,7 +72,22 @@ class Transaction:
     def __enter__(self) -> Self:
         if self.half is not None:
             raise UsageError("a transaction can begin only once")
-        self._service.begin(self, self._message, self._group)
+        service = self._service
+        message = half_message(self._message, self._group)
+        born, host = message.born_timestamp, message.store_host
+        message = message._replace(
+            born_timestamp=service.clock() if born is None else born,
+            store_host=service.store_host if host is None else host,
+        )
+        with service.lock:
+            result, future = service.append(message)
+            self.half = frame_of(message, result)
+            service.live[key_of(self.half)] = self
+        try:
+            future.result()
+        except BaseException:
+            self._leave()
+            raise
         return self
 
     @property
@@ -91,7 +106,7 @@ class Transaction:
             MessageRejected: if the store rejects the message.
             UsageError: if the transaction has ended already, or has not begun.
         """
-        return self._service.end(self, TransactionState.COMMIT)
+        return self._end(TransactionState.COMMIT)
 
     def rollback(self) -> None:
         """End the transaction; the message is not put.
@@ -101,13 +116,13 @@ class Transaction:
                 open.
             UsageError: if the transaction has ended already, or has not begun.
         """
-        self._service.end(self, TransactionState.ROLLBACK)
+        self._end(TransactionState.ROLLBACK)
 
     def leave_open(self) -> None:
         """Let a later check end the transaction, because its outcome is unknown (``UNKNOW``)."""
         self._require_open()
         self._is_over = True
-        self._service.leave(self)
+        self._leave()
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         if self._is_over:
@@ -119,9 +134,25 @@ class Transaction:
             # one propagate instead.
             logger.error("the rollback of a transaction failed, it stays open: %s", failure)
             self._is_over = True
-            self._service.leave(self)
+            self._leave()
             if error is None:
                 raise
+
+    def _end(self, state: TransactionState) -> PutResult:
+        service = self._service
+        with service.lock:
+            half = self._require_open()
+            future = service.end_half(half, state)
+            service.live.pop(key_of(half), None)
+            self._is_over, self.state = True, state
+        return future.result()
+
+    def _leave(self) -> None:
+        """Give the transaction up in this process: a later check will end it."""
+        service = self._service
+        with service.lock:
+            if self.half is not None:
+                service.live.pop(key_of(self.half), None)
 
     def _require_open(self) -> Frame:
         if self.half is None:
@@ -132,7 +163,7 @@ class Transaction:
 
 
 class TransactionService:
-    """Begins and ends the transactions of one open store. Thread-safe.
+    """The transactions of one open store. Thread-safe.
 
     Attributes:
         lock: held while a half message is put, committed or rolled back, and while a check puts a
@@ -145,39 +176,13 @@ class TransactionService:
     """
 
     def __init__(self, append: Append, *, clock: Callable[[], int], store_host: str) -> None:
-        self._append = append
-        self._clock = clock
-        self._store_host = store_host
+        self.append = append
+        self.clock = clock
+        self.store_host = store_host
         self.lock = threading.Lock()
         self.live: dict[HalfKey, Transaction] = {}
         self.ended: set[HalfKey] = set()
         self.unnoted: list[HalfKey] = []
-
-    def begin(self, transaction: Transaction, message: Message, group: str) -> None:
-        """Put the half message of a transaction; see :meth:`Transaction.__enter__`."""
-        half = half_message(message, group)
-        born = self._clock() if half.born_timestamp is None else half.born_timestamp
-        host = self._store_host if half.store_host is None else half.store_host
-        half = half._replace(born_timestamp=born, store_host=host)
-        with self.lock:
-            result, future = self._append(half)
-            stands = frame_of(half, result)
-            transaction.half = stands
-            self.live[key_of(stands)] = transaction
-        try:
-            future.result()
-        except BaseException:
-            self.leave(transaction)
-            raise
-
-    def end(self, transaction: Transaction, state: TransactionState) -> PutResult:
-        """End a transaction; see :meth:`Transaction.commit`."""
-        with self.lock:
-            half = transaction._require_open()
-            future = self.end_half(half, state)
-            self.live.pop(key_of(half), None)
-            transaction._is_over, transaction.state = True, state
-        return future.result()
 
     def end_half(self, half: Frame, state: TransactionState) -> PutFuture:
         """Commit or roll back a half message; return the future of the put.
@@ -190,13 +195,13 @@ class TransactionService:
         """
         is_commit = state is TransactionState.COMMIT
         key = key_of(half)
-        op = op_message(*key, self._store_host, waits=not is_commit)
+        op = op_message(*key, self.store_host, waits=not is_commit)
         if not is_commit:
-            _, future = self._append(op)
+            _, future = self.append(op)
         else:
-            _, future = self._append(commit_message(half))
+            _, future = self.append(commit_message(half))
             try:
-                self._append(op)
+                self.append(op)
             except LogquarryError as error:
                 logger.warning("the op of a committed transaction is put later: %s", error)
                 self.unnoted.append(key)
@@ -205,14 +210,8 @@ class TransactionService:
 
     def note(self, key: HalfKey) -> None:
         """Put the op message of an ended half message."""
-        self._append(op_message(*key, self._store_host, waits=False))
+        self.append(op_message(*key, self.store_host, waits=False))
         self.ended.add(key)
-
-    def leave(self, transaction: Transaction) -> None:
-        """Give up a transaction of this process: a later check will end it."""
-        with self.lock:
-            if transaction.half is not None:
-                self.live.pop(key_of(transaction.half), None)
 
 
 def key_of(half: Frame) -> HalfKey:

@@ -177,7 +177,7 @@ def test_what_was_delivered_since_the_last_save_is_in_the_log(
     with opened(root, clock) as store:
         put_delayed(store, 30, same=same)
         clock.advance(10_000)
-        delivering = store._services.delivery
+        delivering = store._services.deliveries[0]
         delivering.deliver(clock(), limit=7)
         delivering.save()
         saved.mkdir()
@@ -263,7 +263,7 @@ def test_closing_saves_what_a_failed_put_ended(tmp_path: Path) -> None:
         put_delayed(store, 9)
         store.wait_dispatched()
         clock.advance(10_000)
-        delivering = store._services.delivery
+        delivering = store._services.deliveries[0]
         put = delivering._put
 
         def put_some(messages: Sequence[lq.Message]) -> None:
@@ -284,7 +284,7 @@ def test_a_full_disk_ends_no_thread(tmp_path: Path) -> None:
         put_delayed(store, 9)
         store.wait_dispatched()
         clock.advance(10_000)
-        delivering = store._services.delivery
+        delivering = store._services.deliveries[0]
         ticks = iter(range(0, 1_000, 10))
         service = DeliveryService(
             [delivering],
@@ -310,7 +310,7 @@ def test_an_idle_delivery_does_not_search_the_queues(
     clock = FakeClock(NOW)
     with opened(tmp_path, clock) as store:
         searched: list[int] = []
-        delivering = store._services.delivery
+        delivering = store._services.deliveries[0]
         deliver = delivering.deliver
 
         def noted(now: int, *, limit: int | None = None) -> int:
@@ -349,7 +349,7 @@ def test_progress_is_saved_behind_the_log_only(tmp_path: Path) -> None:
     with opened(tmp_path, clock, disk) as store:
         put_delayed(store, 9)
         store.wait_dispatched()
-        delivering = store._services.delivery
+        delivering = store._services.deliveries[0]
         clock.advance(10_000)
         delivering.deliver(clock())
         end = store._engine.log.wrote_offset

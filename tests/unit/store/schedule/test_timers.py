@@ -103,7 +103,7 @@ def test_a_read_that_fails_delays_due_messages(
         store.wait_dispatched()
         assert store.deliver_due() == 0, "the messages are read into the heap"
         clock.now += 5_000
-        log = store._open_services.timers._log
+        log = store._open_services.deliveries[1]._log
         found = [log.message]
 
         def message(offset: int, size: int) -> Frame | None:
@@ -145,10 +145,10 @@ def test_a_new_writer_delivers_the_rest(tmp_path: Path, is_killed: bool, saves: 
         at = NOW + 1_000 * (2 + second * 7 % 30)
         store.put(lq.Message("t", f"{second:02}".encode(), deliver_at=at))
     clock.now += 12_000
-    store._services.timers.deliver(clock.now, limit=4)
+    store._services.deliveries[1].deliver(clock.now, limit=4)
     if saves:
-        store._services.timers.save()
-    assert store._services.timers.deliver(clock.now) > 4
+        store._services.deliveries[1].save()
+    assert store._services.deliveries[1].deliver(clock.now) > 4
     given = bodies(store)
     assert 4 < len(given) < 30
     if is_killed:
@@ -159,7 +159,7 @@ def test_a_new_writer_delivers_the_rest(tmp_path: Path, is_killed: bool, saves: 
         store.close()
         assert len(waiting(root)) == 30 - len(given)
     with opened(root, clock) as store:
-        assert store._services.timers.waiting == 30 - len(given)
+        assert store._services.deliveries[1].waiting == 30 - len(given)
         assert store.deliver_due() == 0
         assert bodies(store) == given
         clock.now += 60_000
@@ -175,7 +175,7 @@ def test_equal_messages_are_each_delivered(tmp_path: Path) -> None:
         for _ in range(4):
             store.put(lq.Message("t", b"x", deliver_at=NOW + 2_000, born_timestamp=NOW, queue_id=1))
         clock.now += 3_000
-        store._services.timers.deliver(clock.now, limit=1)
+        store._services.deliveries[1].deliver(clock.now, limit=1)
         shutil.copytree(tmp_path / "a", tmp_path / "b")
     with opened(tmp_path / "b", clock) as store:
         assert store.deliver_due() == 3
