@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REMOTE_RANGE = 16 << 20
-"""Minimum number of bytes that a reader fetches from a remote file."""
+"""Maximum number of bytes that a reader fetches ahead from a remote file. A read that does not
+follow the last window fetches at least REMOTE_LEAST bytes, and each next read four times as many.
+"""
+REMOTE_LEAST = 256 << 10
 _MOST_READ_WHOLE = 1 << 30
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """Error numbers for a name that was deleted, or for a link without a target."""
@@ -352,7 +355,9 @@ class _ArrowFile(FileView):
         begin, data = self._last
         stop = min(start + length, self.size)
         if not begin <= start <= stop <= begin + len(data):
-            begin, data = start, self._range(start, max(stop - start, REMOTE_RANGE))
+            is_next = begin < start <= begin + len(data)
+            ahead = min(4 * len(data) if is_next else REMOTE_LEAST, REMOTE_RANGE)
+            begin, data = start, self._range(start, max(stop - start, ahead))
             self._last = begin, data
         return data[start - begin :]
 

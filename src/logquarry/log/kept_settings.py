@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache, lru_cache
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -206,11 +206,13 @@ def levels_of(layout: Schedule) -> tuple[int, ...]:
         return stated
     kept = layout.kept_settings.get("message_delay_level")
     levels = list(stated if kept is None else props.parse_levels(kept))
+    # Several messages are in one file, and the opening of a remote file takes several requests.
+    open_file = cache(layout.open_file)
     for topic, queue_id in layout.queue_names:
         if topic != props.SCHEDULE_TOPIC or not 0 <= queue_id < len(levels):
             continue
         # Use the most frequent delay, because a single entry may be damaged.
-        told = Counter(islice(_delays(layout, queue_id), _MOST_LOOKED_AT)).most_common(1)
+        told = Counter(islice(_delays(layout, open_file, queue_id), _MOST_LOOKED_AT)).most_common(1)
         if told:
             levels[queue_id] = told[0][0]
     return tuple(levels)
@@ -223,11 +225,11 @@ def levels_text(levels_ms: tuple[int, ...]) -> str:
     return " ".join(f"{round(ms / _SECOND_MS)}s" for ms in levels_ms)
 
 
-def _delays(layout: Schedule, queue_id: int) -> Iterator[int]:
+def _delays(layout: Schedule, open_file: Callable[[str], FileView], queue_id: int) -> Iterator[int]:
     log = layout.commit_log
     for file in layout.queue(props.SCHEDULE_TOPIC, queue_id).files:
         try:
-            view = layout.open_file(file.path)
+            view = open_file(file.path)
         except FileNotFoundError:
             continue
         data, start = memoryview(b""), 0
@@ -240,18 +242,12 @@ def _delays(layout: Schedule, queue_id: int) -> Iterator[int]:
             at = log.at(entry.physical_offset)
             if entry.is_filler or at is None:
                 continue
-            found = _store_time(layout, at.path, at.base, entry)
+            try:
+                window = open_file(at.path).window(entry.physical_offset - at.base, entry.size)
+            except FileNotFoundError:
+                continue
+            message = bytes(window[: entry.size])
+            outcome = frame.decode_at(message, 0, base=entry.physical_offset, check_crc=False)
+            found = outcome.store_timestamp if isinstance(outcome, frame.Frame) else None
             if found is not None and 0 < entry.tags_code - found <= _LONGEST_MS:
                 yield entry.tags_code - found
-
-
-def _store_time(
-    layout: Schedule, path: str, base: int, entry: queue_entry.QueueEntry
-) -> int | None:
-    try:
-        window = layout.open_file(path).window(entry.physical_offset - base, entry.size)
-    except FileNotFoundError:
-        return None
-    data = bytes(window[: entry.size])
-    outcome = frame.decode_at(data, 0, base=entry.physical_offset, check_crc=False)
-    return outcome.store_timestamp if isinstance(outcome, frame.Frame) else None

@@ -195,7 +195,7 @@ class StoreLayout:
 
     @_listed_by_settings
     def _listed_log(self) -> FileSequence:
-        files, folders = self.list_commit_log(), self.log_folders
+        files, folders = self._with_lost_head(self._log_files), self.log_folders
         self._require_log_here()
         # DLedger has a separate setting for the file size.
         stated = None if folders.has_heads else self.config.mapped_file_size_commit_log
@@ -227,8 +227,7 @@ class StoreLayout:
         folders = self.log_folders
         if folders.missing is not None or folders.feature is not None:
             return folders.missing
-        has_files = self.list_commit_log() or self._find_log_names().files
-        return None if has_files else self.missing_log
+        return None if self._log_files or self.log_names.files else self.missing_log
 
     @property
     def missing_log(self) -> LogPlace | None:
@@ -263,7 +262,10 @@ class StoreLayout:
         """List the files of the commit log again. If the log has lost its first files, the list
         begins with one empty file in their place.
         """
-        files = self._list_log()
+        named = self._files_by_name()
+        return self._with_lost_head(named if self._goes_by_names else self._identify(named).files)
+
+    def _with_lost_head(self, files: tuple[StoreFile, ...]) -> tuple[StoreFile, ...]:
         lost = find_lost_head(self.filesystem, files) if self._shows_lost_head else None
         return files if lost is None else (lost.as_file(self.log_folders.paths[0]), *files)
 
@@ -281,10 +283,11 @@ class StoreLayout:
     @_listed_by_settings
     def lost_head(self) -> LostHead | None:
         """The missing start of the log; None if there is no sign that files are missing."""
-        return find_lost_head(self.filesystem, self._list_log())
+        return find_lost_head(self.filesystem, self._log_files)
 
-    def _list_log(self) -> tuple[StoreFile, ...]:
-        return self._files_by_name() if self._goes_by_names else self._find_log_names().files
+    @_listed_by_settings
+    def _log_files(self) -> tuple[StoreFile, ...]:
+        return self._files_by_name() if self._goes_by_names else self.log_names.files
 
     def _files_by_name(self) -> tuple[StoreFile, ...]:
         files = [
@@ -295,10 +298,9 @@ class StoreLayout:
     @_listed_by_settings
     def log_names(self) -> LogNames:
         """The log's files with the offsets that their frames show, and the files to rename."""
-        return self._find_log_names()
+        return self._identify(self._files_by_name())
 
-    def _find_log_names(self) -> LogNames:
-        named = self._files_by_name()
+    def _identify(self, named: tuple[StoreFile, ...]) -> LogNames:
         if self.log_folders.feature is not None:
             return LogNames(named)
         entries = self.filesystem.list(store_files.COMMIT_LOG)

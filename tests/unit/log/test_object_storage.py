@@ -75,11 +75,38 @@ def test_what_cannot_be_reached_is_told(server: Options, urls: dict[str, str]) -
 def test_a_walk_fetches_less_than_twice_the_bytes_of_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request fetches at least REMOTE_RANGE bytes, and the next windows are parts of them."""
+    """A request fetches more bytes than a step needs, and the next windows are parts of them."""
     maker = StoreMaker(log_file_size=1 << 20)
     for _ in range(800):
         maker.put(body=bytes(1_000))
     root = str(maker.write(tmp_path / "store"))
+    fetched = counted_fetches(monkeypatch)
+    layout = StoreLayout(filesystem.ArrowFileSystem(fs.LocalFileSystem(), root, root))
+    reader = LogReader(layout, batch_bytes=16 << 10)
+    runs = [event for event in reader.events() if isinstance(event, Run)]
+    assert len(runs) > 50 and sum(len(run.rows) for run in runs) == 800
+    assert sum(fetched) < 2 << 20
+
+
+def test_reads_of_scattered_places_fetch_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = str(tmp_path)
+    (tmp_path / "file").write_bytes(bytes(1 << 20))
+    fetched = counted_fetches(monkeypatch)
+    view = filesystem.ArrowFileSystem(fs.LocalFileSystem(), root, root).open("file")
+    for start in (500_000, 100_000, 900_000, 600_000):
+        assert len(view.window(start, 20)) >= 20
+    assert fetched == [32 << 10] * 4
+    # The next reads follow each other.
+    at = 0
+    while at < view.size:
+        at += len(view.window(at, 20))
+    assert fetched[4:] == [32 << 10, *[128 << 10] * 7, (128 << 10) - (32 << 10)]
+
+
+def counted_fetches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of all requests, with smaller limits."""
     fetched: list[int] = []
     fetch = filesystem._ArrowFile._range
 
@@ -89,9 +116,6 @@ def test_a_walk_fetches_less_than_twice_the_bytes_of_a_file(
         return data
 
     monkeypatch.setattr(filesystem, "REMOTE_RANGE", 128 << 10)
+    monkeypatch.setattr(filesystem, "REMOTE_LEAST", 32 << 10)
     monkeypatch.setattr(filesystem._ArrowFile, "_range", counted)
-    layout = StoreLayout(filesystem.ArrowFileSystem(fs.LocalFileSystem(), root, root))
-    reader = LogReader(layout, batch_bytes=16 << 10)
-    runs = [event for event in reader.events() if isinstance(event, Run)]
-    assert len(runs) > 50 and sum(len(run.rows) for run in runs) == 800
-    assert sum(fetched) < 2 << 20
+    return fetched
