@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -117,32 +118,24 @@ def _exported(folder: Path) -> Source:
     manifest = folder / MANIFEST
     try:
         document = json.loads(manifest.read_bytes())
-        entries = sorted(document["files"], key=_place)
+        entries = sorted(document["files"], key=itemgetter("broker", "first_offset", "path"))
         files = [(folder / entry["path"], _count(entry["rows"])) for entry in entries]
         damage = len(document.get("damage", ()))
     except OSError as error:
         raise SourceNotReadable(f"{manifest}: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SourceNotReadable(f"{manifest}: is not a manifest of an export: {error!r}") from error
-    _require_within(folder, [path for path, _ in files])
+    root = folder.resolve()
+    for path, _ in files:
+        if not path.resolve().is_relative_to(root):
+            raise SourceNotReadable(f"{folder}: {MANIFEST} names {path}, which is outside of it")
     return Source(str(folder), tuple(_file(path, rows) for path, rows in files), damage)
-
-
-def _place(entry: dict[str, Any]) -> tuple[str, int, str]:
-    return entry["broker"], entry["first_offset"], entry["path"]
 
 
 def _count(value: Any) -> int:
     if not isinstance(value, int):
         raise TypeError(f"rows is {value!r}")
     return value
-
-
-def _require_within(folder: Path, paths: Sequence[Path]) -> None:
-    root = folder.resolve()
-    for path in paths:
-        if not path.resolve().is_relative_to(root):
-            raise SourceNotReadable(f"{folder}: {MANIFEST} names {path}, which is outside of it")
 
 
 # ------------------------------------------------------------------------------------------- rows

@@ -292,20 +292,20 @@ class Run:
     def __init__(self, folder: OutputFolder, tables: Sequence[Table]) -> None:
         self._folder = folder
         self._tables = tables
-        self._lock: int | None = None
         self.name = ""
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the destination; remove the files of crashed runs if no table owns the files."""
         self._folder.make()
-        self._lock = self._folder.lock()
+        lock = self._folder.lock()
         try:
-            self._clear()
+            if lock is not None:
+                self._clear()
             yield
         finally:
-            if self._lock is not None:
-                os.close(self._lock)
+            if lock is not None:
+                os.close(lock)
 
     def begin_commit(self, marks: Marks, table_id: str | None) -> None:
         """Write the note of the next commit; call before the first file is written.
@@ -349,8 +349,6 @@ class Run:
         self.name = ""
 
     def _clear(self) -> None:
-        if self._lock is None:
-            return
         for path in sorted(self._folder.files(CONTROL)):
             if path.endswith(".tmp"):
                 self._folder.remove(path)
