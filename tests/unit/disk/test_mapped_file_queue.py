@@ -200,6 +200,18 @@ def test_truncating_sets_files_aside_and_deletes_empty_ones(
     queue.close()
 
 
+def test_a_file_that_another_program_made_moves_to_quarantine(
+    disk: FaultyDisk, tmp_path: Path
+) -> None:
+    queue = make(disk, tmp_path, tmp_path / "quarantine")
+    fill(queue, SIZE)
+    name = f"{SIZE:020d}"
+    (tmp_path / "log" / name).write_bytes(b"theirs")
+    assert writable(queue).base == SIZE
+    assert (tmp_path / "quarantine" / name).read_bytes() == b"theirs"
+    queue.close()
+
+
 def test_truncating_to_the_first_offset_keeps_the_first_file(
     disk: FaultyDisk, tmp_path: Path
 ) -> None:
