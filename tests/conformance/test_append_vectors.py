@@ -190,7 +190,7 @@ def _bring_to(log: OurLog, vector: Vector, outcomes: list[PutStatus]) -> None:
     if end > log.files.file_size or (end and not filled):
         # After a refused vector: an empty store that begins where Java's ended.
         assert end % log.files.file_size == 0
-        assert log.files.last_file(create=True, start_offset=end) is not None
+        log.files.writable(end)
         for key, count in before["topicQueueTable"].items():
             topic, _, queue_id = key.rpartition("-")
             log.offsets[topic, int(queue_id)] = count
@@ -268,7 +268,7 @@ def _check_single_append(log: OurLog, vector: Vector) -> None:
 
 def _check_after(log: OurLog, vector: Vector) -> None:
     before, after = vector["before"]["maxOffset"], vector["after"]
-    last = log.files.last_file()
+    last = log.files.last
     assert log.files.max_offset == after["maxOffset"]
     assert (last and last.base) == after["fileFromOffset"]
     assert (last and last.wrote) == after["wrotePosition"]

@@ -59,7 +59,7 @@ def made(wire: bytes, message: Message) -> Any:
     encoded.place(9, 1 << 40, 1_700_000_000_000)
     again = bytes(encoded.data)
     encoded.place(10, 0, 3)
-    said = (encoded.starts, encoded.body_size, encoded.wait, encoded.key, encoded.store_host)
+    said = (encoded.starts, encoded.body_size, encoded.wait, encoded.key, encoded.hosts.store_host)
     return again, bytes(encoded.data), said
 
 

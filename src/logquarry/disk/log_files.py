@@ -88,6 +88,14 @@ class _Request:
         self.file: MappedFile | None = None
         self.error: StoreUnavailable | None = None
 
+    @property
+    def made(self) -> MappedFile:
+        """The file after ``done``. Raises the error if the creation failed."""
+        if self.error is not None:
+            raise self.error
+        assert self.file is not None
+        return self.file
+
 
 class AllocateMappedFileService(Service):
     """Creates the next file of a commit log before a put needs the file.
@@ -122,13 +130,12 @@ class AllocateMappedFileService(Service):
         self._handed: _Request | None = None
         self._logged: str | None = None
 
-    def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
+    def take(self, path: Path, following: Path | None, size: int) -> MappedFile:
         """Return the file at ``path``, and request the creation of the next file, ``following``.
 
         If a file of this name was already created in another folder, the call returns that file.
-        Returns None if the file was not created in time, or if no buffer is free (``fast_fail``).
-        Raises StoreUnavailable if the file cannot be created. After None or the exception, a later
-        call for the same file may succeed.
+        Raises StoreUnavailable if the file cannot be created, was not created in time, or if no
+        buffer is free (``fast_fail``). A later call for the same file may succeed.
         """
         self.health.require_writable()
         if self.is_stopping:
@@ -137,7 +144,7 @@ class AllocateMappedFileService(Service):
         if handed is not None:
             if handed.path.name == path.name:
                 # Ctrl-C interrupted the last call after the call had taken this file.
-                return handed.file
+                return handed.made
             self._requests.pop(handed.path.name, None)
         with self._change:
             request = self._requests.get(path.name)
@@ -148,22 +155,18 @@ class AllocateMappedFileService(Service):
                 request.path = path
             if request is None:
                 if self._fast_fail and self._pool is not None and not self._pool.available:
-                    logger.warning("%s: no buffer of the transient store pool is free", path)
-                    return None
+                    raise StoreUnavailable(f"{path}: no buffer of the transient store pool is free")
                 request = self._ask_for(path, size)
             if following is not None and following.name not in self._requests:
                 self._ask_ahead(following, size)
         self.wakeup()
         if not request.done.wait(self._timeout_ms / 1000):
-            logger.warning("%s: not created within %d ms", path, self._timeout_ms)
-            return None
+            raise StoreUnavailable(f"{path}: not created within {self._timeout_ms} ms")
         if request.error is None:
             self._handed = request
         with self._change:
             self._requests.pop(path.name, None)
-        if request.error is not None:
-            raise request.error
-        return request.file
+        return request.made
 
     def _ask_for(self, path: Path, size: int) -> _Request:
         # Use one statement for both steps. With two statements, Ctrl-C could arrive between them,

@@ -40,11 +40,12 @@ number of seconds.
 class Allocator(Protocol):
     """Creates the files of a queue before they are needed; see :mod:`logquarry.disk.log_files`."""
 
-    def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
+    def take(self, path: Path, following: Path | None, size: int) -> MappedFile:
         """Return the file at ``path``, and request the creation of the next file, ``following``.
 
-        The returned file may be in another folder, but with the same file name. Returns None if the
-        file was not created in time. If ``following`` is None, no next file is requested.
+        The returned file may be in another folder, but with the same file name. Raises
+        StoreUnavailable if the file was not created in time. If ``following`` is None, no next file
+        is requested.
         """
 
     def discard(self) -> None:
@@ -160,28 +161,19 @@ class MappedFileQueue(LastFile):
         """The path of each file."""
         return [file.path if isinstance(file, MappedFile) else file for file in self._files]
 
-    def last_file(self, create: bool = False, start_offset: int = 0) -> MappedFile | None:
-        """Return the file to write to, None if there is no file (``getLastMappedFile``).
+    def writable(self, start_offset: int = 0) -> MappedFile:
+        """Return the file to write to (``getLastMappedFile``). If the last file is full or missing,
+        create the next file. The first file of an empty queue contains ``start_offset``.
 
-        With ``create``, the method creates the next file if the last file is full or missing. If
-        the file is not created in time, the result is None (put status CREATE_MAPEDFILE_FAILED). If
-        the creation fails (StoreUnavailable), a later call tries again. The first file of an empty
-        queue contains ``start_offset``.
+        Raises StoreUnavailable if the file cannot be created (put status CREATE_MAPEDFILE_FAILED).
+        A later call tries again.
         """
         last = self.last
-        if not create:
-            return last
-        if self._health.reason is not None:
-            raise self._health.error()
+        self._health.require_writable()
         if last is not None and last.wrote < last.size:
             return last
         base = self.max_room if last is not None else start_offset - start_offset % self.file_size
-        return self._add_file(base)
-
-    def _add_file(self, base: int) -> MappedFile | None:
         made = self._made_now(base) if self._allocator is None else self._made_ahead(base)
-        if made is None:
-            return None
         with self._change:
             if not self._files:
                 self.flushed_offset = self.committed_offset = base
@@ -194,12 +186,12 @@ class MappedFileQueue(LastFile):
             self.last = made
         return made
 
-    def _made_ahead(self, base: int) -> MappedFile | None:
+    def _made_ahead(self, base: int) -> MappedFile:
         path, after = self._path_of(base), base + self.file_size
         following = self._path_of(after) if self.reach is None or after < self.reach else None
         assert self._allocator is not None
         made = self._allocator.take(path, following, self.file_size)
-        if made is None or self._keeps_name(made):
+        if self._keeps_name(made):
             return made
         # If a RocketMQ broker is started on this store, it deletes empty files before it fails to
         # take the lock. So check that the new file still has its name.
@@ -324,15 +316,6 @@ class MappedFileQueue(LastFile):
             count = min(len(rest), file.room)
             file.append(rest[:count])
             rest = rest[count:]
-
-    def writable(self, start_offset: int = 0) -> MappedFile:
-        """Return the file to write to; see :meth:`last_file`. Raises StoreUnavailable if it cannot
-        be created in time.
-        """
-        file = self.last_file(create=True, start_offset=start_offset)
-        if file is None:
-            raise StoreUnavailable(f"{self.folders[0]}: the next file was not made in time")
-        return file
 
     # -------------------------------------------------------------------------- commit and flush
     def commit(self, least_pages: int = 0) -> int:

@@ -54,11 +54,6 @@ class RunningFlags(Refusals):
             self.refusals -= {refusal}
 
     @property
-    def is_writeable(self) -> bool:
-        """Whether the store takes messages."""
-        return not self.refusals
-
-    @property
     def why(self) -> str:
         """The reasons as text."""
         return "; ".join(refusal.value for refusal in Refusal if refusal in self.refusals)

@@ -10,6 +10,8 @@ cdef object _Message
 
 cdef bint is_written_as_given(object text, object tags, object keys, object properties) except -1
 cdef object properties_text(object message)
+@cython.locals(found="void *")
+cdef void *grown(void *memory, size_t size) except NULL
 
 @cython.final
 cdef class CommitLogWriter(LogAppender):
@@ -19,9 +21,8 @@ cdef class CommitLogWriter(LogAppender):
     cdef object put_common(self, message)
     @cython.locals(fields=tuple, topic=Topic, head=FrameHead, item=Item, held=double)
     cdef object _put_one(self, message)
-    cdef int _fill(
-        self, Item *item, bytes body, object tags, object keys, object text, object flag
-    ) except -1
+    @cython.locals(fields=tuple)
+    cdef object _fill(self, Item *item, object message, bytes body)
     @cython.locals(
         held=tuple, fields=tuple, head=FrameHead, found=Topic, items="Item *",
         count=Py_ssize_t, reconsumed=int
@@ -33,6 +34,6 @@ cdef class CommitLogWriter(LogAppender):
     cdef Py_ssize_t _message_items(self, tuple messages, Item **items) except -1
     @cython.locals(
         at="const char *", left="long long", length="long long", room=Py_ssize_t,
-        count=Py_ssize_t, item="Item *", more="void *"
+        count=Py_ssize_t, item="Item *"
     )
     cdef Py_ssize_t _wire_items(self, bytes wire, Item **items) except -1

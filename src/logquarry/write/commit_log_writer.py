@@ -47,7 +47,7 @@ except ImportError:
 if cython.compiled:
     from cython.cimports.cpython.bytes import PyBytes_AS_STRING
     from cython.cimports.cpython.unicode import PyUnicode_AsUTF8AndSize
-    from cython.cimports.libc.stdlib import free, malloc, realloc
+    from cython.cimports.libc.stdlib import free, realloc
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +106,14 @@ def log_slow(seconds: float, body_size: int, result: PutResult) -> None:
 def batch_size(messages: Sequence[Message] | None, wire: bytes | None) -> int:
     """Return the bytes of a batch's bodies, or of its wire form, for log messages."""
     return sum(len(message.body) for message in messages or ()) + len(wire or b"")
+
+
+def grown(memory: Any, size: int) -> Any:
+    """Compiled: allocate memory, or change its size; raise MemoryError on failure."""
+    found = realloc(memory, size)
+    if found == cython.NULL:
+        raise MemoryError
+    return found
 
 
 class CommitLogWriter(LogAppender):
@@ -264,22 +272,18 @@ class CommitLogWriter(LogAppender):
 
     def _put_one(self, message: Message) -> PutResult | None:
         fields = cython.cast(tuple, message)
-        body, text = fields[1], fields[6]
-        if fields[7] or not fields[8] or type(body) is not bytes:
-            return None
-        if text is not None and not is_written_as_given(text, fields[3], fields[4], fields[5]):
-            return None
-        if fields[5] is not None:
-            text = properties_text(message)
-            if text is None:
-                return None
-        topic = self.topic_of(fields[0])
-        store_host = fields[14]
-        head = self.head_of(
-            fields[13], self._store_host if store_host is None else store_host, fields[10]
-        )
+        body = fields[1]
         try:
-            self._fill(cython.address(item), body, fields[3], fields[4], text, fields[9])
+            if type(body) is not bytes:
+                return None
+            owner = self._fill(cython.address(item), message, body)
+            if owner is None:
+                return None
+            topic = self.topic_of(fields[0])
+            store_host = fields[14]
+            head = self.head_of(
+                fields[13], self._store_host if store_host is None else store_host, fields[10]
+            )
             result = self.append_items(
                 topic, fields[2], head, fields[12], fields[15], fields[16], cython.address(item), 1
             )
@@ -292,21 +296,24 @@ class CommitLogWriter(LogAppender):
                 log_held(len(body), result)
         return result
 
-    def _fill(
-        self,
-        item: Any,
-        body: bytes,
-        tags: str | None,
-        keys: str | None,
-        text: str | None,
-        flag: int,
-    ) -> None:
-        """Compiled: fill an Item for :meth:`FrameAppend.append_items`.
+    def _fill(self, item: Any, message: Message, body: bytes) -> object:
+        """Compiled: fill an Item for :meth:`FrameAppend.append_items`. Return the object that owns
+        the memory of the property string. The caller must keep it as long as it uses the Item.
 
-        Raises:
-            OverflowError, UnicodeEncodeError: if the reference must put the message.
+        Return None, or raise OverflowError or UnicodeEncodeError, if the reference must put the
+        message.
         """
-        item.flag = flag
+        fields = cython.cast(tuple, message)
+        tags, keys, text = fields[3], fields[4], fields[6]
+        if fields[7] or not fields[8]:
+            return None
+        if text is not None and not is_written_as_given(text, tags, keys, fields[5]):
+            return None
+        if fields[5] is not None:
+            text = properties_text(message)
+            if text is None:
+                return None
+        item.flag = fields[9]
         item.body = PyBytes_AS_STRING(body)
         item.body_length = len(body)
         item.text = item.tags = cython.NULL
@@ -327,6 +334,7 @@ class CommitLogWriter(LogAppender):
             if item.text != cython.NULL:
                 item.properties_length += 1
         item.crc = self.body_crc(item.body, item.body_length)
+        return message if text is None else text
 
     # ---------------------------------------------------------------------------------- batches
     def put_batch(
@@ -426,24 +434,22 @@ class CommitLogWriter(LogAppender):
         Return the number of messages, or 0 if the batch is not common.
         """
         count = len(messages)
-        items[0] = cython.cast(item_pointer, malloc(count * cython.sizeof(Item)))
-        if items[0] == cython.NULL:
-            raise MemoryError
+        items[0] = cython.cast(item_pointer, grown(cython.NULL, count * cython.sizeof(Item)))
         first = cython.cast(tuple, messages[0])
         for number in range(count):
             if type(messages[number]) is not _Message:
                 return 0
             fields = cython.cast(tuple, messages[number])
-            body, text, keys, tags = fields[1], fields[6], fields[4], fields[3]
-            if type(body) is not bytes or fields[5] is not None or fields[7] or not fields[8]:
-                return 0
-            if text is not None and not is_written_as_given(text, tags, keys, None):
-                return 0
+            body = fields[1]
             # In a batch, these fields must be the same in all messages.
             for place in (0, 2, 10, 12, 13, 14, 15):
                 if fields[place] is not first[place] and fields[place] != first[place]:
                     return 0
-            self._fill(cython.address(items[0][number]), body, tags, keys, text, fields[9])
+            # The message itself owns its property string, except if it has a map of properties.
+            if type(body) is not bytes or fields[5] is not None:
+                return 0
+            if self._fill(cython.address(items[0][number]), messages[number], body) is None:
+                return 0
         return count
 
     def _wire_items(self, wire: bytes, items: Any) -> int:
@@ -451,11 +457,7 @@ class CommitLogWriter(LogAppender):
         left = len(wire)
         if left > self._largest:
             return 0
-        room = _AT_FIRST
-        count = 0
-        items[0] = cython.cast(item_pointer, malloc(room * cython.sizeof(Item)))
-        if items[0] == cython.NULL:
-            raise MemoryError
+        room = count = 0
         while left:
             if left < _WIRE_FIXED:
                 return 0
@@ -463,11 +465,8 @@ class CommitLogWriter(LogAppender):
             if length < 0 or length > left - _WIRE_FIXED:
                 return 0
             if count == room:
-                room *= 2
-                more = realloc(items[0], room * cython.sizeof(Item))
-                if more == cython.NULL:
-                    raise MemoryError
-                items[0] = cython.cast(item_pointer, more)
+                room = max(_AT_FIRST, 2 * room)
+                items[0] = cython.cast(item_pointer, grown(items[0], room * cython.sizeof(Item)))
             item = cython.address(items[0][count])
             item.flag = load32(at + _WIRE_FLAG_AT)
             item.body = at + _WIRE_HEAD

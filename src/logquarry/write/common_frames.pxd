@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t
 from logquarry.disk.file_place cimport FilePlace
 from logquarry.write.frame_append cimport FrameHead, Item, measured, store64, write_frame
 from logquarry.write.commit_log_writer cimport (
-    CommitLogWriter, is_written_as_given, properties_text
+    CommitLogWriter, grown
 )
 
 cdef enum:
@@ -53,16 +53,16 @@ cdef class CommonFrames:
 
     @cython.locals(
         writer=CommitLogWriter, head=FrameHead, found=FrameHead, host=int, number=Py_ssize_t, row="Row *",
-        topic=TopicQueues, fields=tuple, item=Item, size="long long", is_odd=bint
+        topic=TopicQueues, fields=tuple, item=Item, size="long long"
     )
     cpdef take(self, messages, field)
     @cython.locals(topic=TopicQueues)
     cdef TopicQueues _new_topic(self, name)
     @cython.locals(number=int, room=Py_ssize_t, queues="void *", used="void *", is_low=bint)
     cdef int _queue(self, TopicQueues topic, name, int queue_id) except -1
-    @cython.locals(room=Py_ssize_t, rows="void *")
+    @cython.locals(room=Py_ssize_t)
     cdef int _more_rows(self) except -1
-    @cython.locals(room=Py_ssize_t, data="void *")
+    @cython.locals(room=Py_ssize_t)
     cdef int _more_bytes(self, long long size) except -1
     @cython.locals(column=number_pointer, count=Py_ssize_t, number=Py_ssize_t)
     cpdef fill_columns(self, columns)

@@ -33,7 +33,7 @@ except ImportError:
 if cython.compiled:
     from cython.cimports.cpython.exc import PyErr_CheckSignals
     from cython.cimports.cpython.memoryview import PyMemoryView_GET_BUFFER
-    from cython.cimports.libc.stdlib import free, realloc
+    from cython.cimports.libc.stdlib import free
     from cython.cimports.libc.string import memcpy
 
 IS_COMPILED = cython.compiled
@@ -123,44 +123,32 @@ class CommonFrames:
                 topic = self._new_topic(name)
             row.topic = topic.number
             self.count = number + 1
-            body, text = fields[1], fields[6]
-            is_odd = type(given) is not _Message or topic.data is None
-            if is_odd or fields[7] or not fields[8]:
-                self.odd[number] = given
-                continue
-            if text is not None and not is_written_as_given(text, fields[3], fields[4], fields[5]):
-                self.odd[number] = given
-                continue
-            if type(body) is not bytes:
+            found = None
+            if type(given) is _Message and topic.data is not None:
+                body, store_host = fields[1], fields[14]
+                if store_host is None:
+                    store_host = writer._store_host
                 try:
-                    body = bytes(body)
-                except ValueError:
-                    # The memoryview is released: the encoder of single puts raises an error.
-                    self.odd[number] = given
-                    continue
-            if fields[5] is not None:
-                text = properties_text(given)
-                if text is None:
-                    self.odd[number] = given
-                    continue
-            store_host = fields[14]
-            try:
-                found = writer.head_of(
-                    fields[13], writer._store_host if store_host is None else store_host, fields[10]
-                )
-                writer._fill(cython.address(item), body, fields[3], fields[4], text, fields[9])
-                item.queue_id = fields[2]
-                item.reconsumed = fields[15]
-                item.prepared = fields[16]
-                if fields[12] is not None:
-                    item.born = fields[12]
-                else:
-                    if now is None:
-                        now = writer.clock()
-                    item.born = now
-            except (OverflowError, UnicodeEncodeError, LogquarryError):
-                # The message is odd: the encoder of single puts raises an error, or replaces a lone
-                # surrogate.
+                    if type(body) is not bytes:
+                        body = bytes(body)
+                    # This variable keeps the memory of the property string.
+                    owner = writer._fill(cython.address(item), given, body)
+                    if owner is not None:
+                        item.queue_id = fields[2]
+                        item.reconsumed = fields[15]
+                        item.prepared = fields[16]
+                        if fields[12] is not None:
+                            item.born = fields[12]
+                        else:
+                            if now is None:
+                                now = writer.clock()
+                            item.born = now
+                        found = writer.head_of(fields[13], store_host, fields[10])
+                except (OverflowError, ValueError, LogquarryError):
+                    # The message is odd: the encoder of single puts raises an error, or replaces a
+                    # lone surrogate.
+                    pass
+            if found is None:
                 self.odd[number] = given
                 continue
             if found is not head:
@@ -203,13 +191,9 @@ class CommonFrames:
         number = len(self._keys)
         if number == self._queue_room:
             room = max(_AT_FIRST, 2 * number)
-            queues = realloc(self._queues, room * cython.sizeof(QueueRun))
-            if queues == cython.NULL:
-                raise MemoryError
+            queues = grown(self._queues, room * cython.sizeof(QueueRun))
             self._queues = cython.cast(queue_pointer, queues)
-            used = realloc(self._used, room * cython.sizeof(cython.int))
-            if used == cython.NULL:
-                raise MemoryError
+            used = grown(self._used, room * cython.sizeof(cython.int))
             self._used = cython.cast(cython.p_int, used)
             self._queue_room = room
         self._queues[number].run = 0
@@ -222,20 +206,14 @@ class CommonFrames:
 
     def _more_rows(self) -> None:
         room = max(_AT_FIRST, 2 * self._row_room)
-        rows = realloc(self._rows, room * cython.sizeof(Row))
-        if rows == cython.NULL:
-            raise MemoryError
-        self._rows = cython.cast(row_pointer, rows)
+        self._rows = cython.cast(row_pointer, grown(self._rows, room * cython.sizeof(Row)))
         self._row_room = room
 
     def _more_bytes(self, size: int) -> None:
         room = max(_BYTES_AT_FIRST, 2 * self._room)
         while room < self._length + size:
             room *= 2
-        data = realloc(self._data, room)
-        if data == cython.NULL:
-            raise MemoryError
-        self._data = cython.cast(cython.p_char, data)
+        self._data = cython.cast(cython.p_char, grown(self._data, room))
         self._room = room
 
     def fill_columns(self, columns: Int64) -> None:

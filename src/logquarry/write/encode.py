@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -42,57 +43,32 @@ Numbers = tuple[int, int, int, int, int]
 """The queue id, flag, born time, reconsume times and prepared transaction offset of a message."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Encoded:
     """The frame of a message, or the frames of a batch, before the log's lock is taken.
 
     Attributes:
         data: the bytes. The fields that :meth:`place` fills in are 0.
+        body_size: total bytes of the bodies, for log messages.
         key: topic and queue id that the frames contain. For a delayed message, this is a queue of
             the schedule topic.
-        starts: position in ``data`` of each frame's start.
-        store_time_at: position of STORETIMESTAMP in each frame.
-        advances: whether each message takes a new queue offset. Only messages of the transaction
-            types NOT and COMMIT take one.
+        hosts: hosts and SYSFLAG of all frames.
         wait: whether the message requests that its put waits for flush and replica.
-        body_size: total bytes of the bodies, for log messages.
+        own_offset: the value of QUEUEOFFSET in frames that take no new queue offset.
+        starts: position in ``data`` of each frame's start.
         copies: the further queues to which multi-dispatch adds the message; None if there are none.
             If there are some, ``data`` is empty until the appender makes the frame under the log's
             lock.
-        own_offset: the value of QUEUEOFFSET in frames that take no new queue offset.
     """
 
-    __slots__ = (
-        "advances",
-        "body_size",
-        "copies",
-        "data",
-        "key",
-        "own_offset",
-        "starts",
-        "store_host",
-        "store_time_at",
-        "wait",
-    )
-
+    data: bytearray
+    body_size: int
     key: QueueKey
-    store_host: bytes
-    store_time_at: int
-    advances: bool
+    hosts: HostFields
     wait: bool
-    own_offset: int
-
-    def __init__(
-        self,
-        data: bytearray,
-        body_size: int,
-        *,
-        starts: tuple[int, ...] = _ONE_FRAME,
-        copies: Copies | None = None,
-    ) -> None:
-        self.data = data
-        self.body_size = body_size
-        self.starts = starts
-        self.copies = copies
+    own_offset: int = 0
+    starts: tuple[int, ...] = _ONE_FRAME
+    copies: Copies | None = None
 
     @property
     def messages(self) -> int:
@@ -103,15 +79,6 @@ class Encoded:
     def size(self) -> int:
         """Bytes of all frames."""
         return len(self.data)
-
-    def fill(self, key: QueueKey, hosts: HostFields, *, wait: bool, own_offset: int = 0) -> None:
-        """Set the attributes that do not depend on the frames' bytes."""
-        self.key = key
-        self.store_host = hosts.store_host
-        self.store_time_at = hosts.store_time_at
-        self.advances = hosts.advances
-        self.wait = wait
-        self.own_offset = own_offset
 
     def write(
         self,
@@ -135,7 +102,7 @@ class Encoded:
 
         A second call overwrites the fields.
         """
-        data, time_at = self.data, self.store_time_at
+        data, time_at = self.data, self.hosts.store_time_at
         for start in self.starts:
             _OFFSETS(data, start + _OFFSETS_AT, queue_offset, physical_offset + start)
             _TIME(data, start + time_at, store_timestamp)
@@ -219,20 +186,16 @@ class MessageEncoder:
                 properties = rules.utf8(changed.text(is_closed=self._is_3_1))
         hosts = self.hosts(message)
         numbers = queue_id, *self.numbers(message)[1:]
+        copies, data = None, bytearray()
         if self._copies_messages and values.get(_COPIES, "").strip():
             make = partial(self.frame, hosts, topic_data, body, numbers)
             copies = self._copies(changed or rules.PropertyMap(message), queue_id, make)
-            encoded = Encoded(bytearray(), len(body), copies=copies)
         else:
             data = self.frame(hosts, topic_data, body, numbers, properties)
-            encoded = Encoded(data, len(body))
-        encoded.fill(
-            (topic, queue_id),
-            hosts,
-            wait=rules.waits(values) if values else True,
-            own_offset=message.queue_offset if self._is_3_1 else 0,
-        )
-        return encoded
+        wait = rules.waits(values) if values else True
+        own_offset = message.queue_offset if self._is_3_1 else 0
+        key = topic, queue_id
+        return Encoded(data, len(body), key, hosts, wait, own_offset, copies=copies)
 
     def encode_stored(self, message: Message) -> Encoded:
         """Return the frame of a message that was stored before, without the changes of a put.
@@ -252,10 +215,8 @@ class MessageEncoder:
             named = dict(named_copies(values, message.queue_id, self._config))
             if named:
                 copies = _stored_copies(named, data)
-        encoded = Encoded(data, len(body), copies=copies)
         key = message.topic, message.queue_id
-        encoded.fill(key, hosts, wait=True, own_offset=message.queue_offset)
-        return encoded
+        return Encoded(data, len(body), key, hosts, True, message.queue_offset, copies=copies)
 
     def hosts(self, message: Message) -> HostFields:
         """Return hosts and SYSFLAG; raise MessageRejected for an invalid host or address family."""

@@ -24,6 +24,7 @@ from logquarry.format.arrays import Bytes
 from logquarry.format.batch import INNER_BATCH, MOST_MESSAGES, BatchItem
 from logquarry.log import codec
 from logquarry.message import Message
+from logquarry.read.log_queues import QueueKey
 from logquarry.write import message_rules as rules
 from logquarry.write.encode import Copies, Encoded, MessageEncoder, Numbers
 from logquarry.write.message_rules import HostFields, too_large
@@ -98,13 +99,17 @@ def encode_batch(
     if not wire:
         raise _no_messages()
     most = config.max_message_size
-    encoded: Encoded | None = None
+    key, wait = (message.topic, message.queue_id), rules.waits(values)
     if codec.kernels_enabled() and not encoder.has_property_crc:
-        encoded = _frames_kernel(most, wire, hosts, topic_data, numbers, shared)
-    if encoded is None:
-        encoded = _frames_reference(encoder, most, wire, hosts, topic_data, numbers, shared)
-    encoded.fill((message.topic, message.queue_id), hosts, wait=rules.waits(values))
-    return encoded
+        parts = _kernel_parts(wire, hosts, topic_data, numbers, shared)
+        if parts is not None:
+            frames = WireFrames(parts, key, hosts, wait)
+            if frames.measure(most):
+                return frames
+    data, starts, body_size = _frames_reference(
+        encoder, most, wire, hosts, topic_data, numbers, shared
+    )
+    return Encoded(data, body_size, key, hosts, wait, starts=starts)
 
 
 def encode_messages(
@@ -153,12 +158,11 @@ def _inner_batch(
             raise too_large(len(made), config.max_message_size)
         return made
 
-    encoded = Encoded(bytearray(), len(wire), copies=Copies((), frame_at, count))
     # Make the frame once, to refuse a too large batch before the append takes the log's lock.
     frame_at(str(java.LONG_MAX))
     wait = rules.waits(rules.looked_at(message))
-    encoded.fill((message.topic, message.queue_id), hosts, wait=wait)
-    return encoded
+    key, copies = (message.topic, message.queue_id), Copies((), frame_at, count)
+    return Encoded(bytearray(), len(wire), key, hosts, wait, copies=copies)
 
 
 def wire_form(messages: Sequence[Message]) -> tuple[bytes, Message]:
@@ -212,7 +216,7 @@ def _frames_reference(
     topic_data: bytes,
     numbers: Numbers,
     shared: bytes,
-) -> Encoded:
+) -> tuple[bytearray, tuple[int, ...], int]:
     frames: list[bytearray] = []
     starts: list[int] = []
     size = body_size = 0
@@ -236,7 +240,10 @@ def _frames_reference(
         body_size += len(item.body)
         if size > most:
             raise too_large(size, most)
-    return Encoded(bytearray().join(frames), body_size, starts=tuple(starts))
+    return bytearray().join(frames), tuple(starts), body_size
+
+
+Parts = tuple[Bytes, Bytes, Bytes, Bytes]
 
 
 class WireFrames(Encoded):
@@ -248,10 +255,10 @@ class WireFrames(Encoded):
 
     __slots__ = ("_parts", "_place", "_size", "_starts")
 
-    def __init__(self, parts: tuple[Bytes, Bytes, Bytes, Bytes], time_at: int) -> None:
+    def __init__(self, parts: Parts, key: QueueKey, hosts: HostFields, wait: bool) -> None:
+        self.key, self.hosts, self.wait, self.own_offset = key, hosts, wait, 0
         self._parts = parts
         self._starts = np.empty(len(parts[0]) // batch.FIXED_SIZE + 1, np.int64)
-        self.store_time_at = time_at
         self.copies = None
         self._place = 0, 0, 0
 
@@ -303,19 +310,14 @@ class WireFrames(Encoded):
     ) -> tuple[int, int, int]:
         count, size, body_size = codec.require_kernels().batch_frames(
             *(*self._parts, codec.crc32_address(), target, room, self._starts),
-            *(self.store_time_at, queue_offset, physical_offset, now),
+            *(self.hosts.store_time_at, queue_offset, physical_offset, now),
         )
         return int(count), int(size), int(body_size)
 
 
-def _frames_kernel(
-    most: int,
-    wire: bytes,
-    hosts: HostFields,
-    topic_data: bytes,
-    numbers: Numbers,
-    shared: bytes,
-) -> WireFrames | None:
+def _kernel_parts(
+    wire: bytes, hosts: HostFields, topic_data: bytes, numbers: Numbers, shared: bytes
+) -> Parts | None:
     queue_id, _, born, reconsume_times, _ = numbers
     try:
         head = hosts.pack(
@@ -324,14 +326,12 @@ def _frames_kernel(
         )
     except struct.error:
         return None
-    parts = (
+    return (
         np.frombuffer(wire, np.uint8),
         np.frombuffer(head, np.uint8),
         np.frombuffer(topic_data, np.uint8),
         np.frombuffer(shared, np.uint8),
     )
-    frames = WireFrames(parts, hosts.store_time_at)
-    return frames if frames.measure(most) else None
 
 
 def _items(wire: bytes, *, check_size: bool) -> Iterator[BatchItem]:

@@ -68,7 +68,8 @@ class GroupCommitService(Service):
 
     def add(self, request: Waiter) -> None:
         """Add a wait. It ends when the log is on the disk up to the wait's offset, when a sync
-        fails, or at the wait's deadline.
+        fails, or at the wait's deadline. A later sync still covers a message whose wait ended at
+        the deadline.
         """
         request.deadline = self._clock() + self._timeout_ms
         with self._change:

@@ -120,7 +120,7 @@ class LogAppender(FrameAppend):
 
     def check_status(self) -> None:
         """Raise StoreUnavailable unless the store takes messages now (``checkStoreStatus``)."""
-        if not self._flags.is_writeable:
+        if self._flags.refusals:
             raise refusal(
                 PutStatus.SERVICE_NOT_AVAILABLE, f"the store takes no messages: {self._flags.why}"
             )
@@ -195,7 +195,7 @@ class LogAppender(FrameAppend):
         # If the message takes no queue offset, still add its queue to the table.
         queue_offset = self.queue_offsets.setdefault(encoded.key, 0)
         copied = self._copied(encoded, queue_offset)
-        if not encoded.advances:
+        if not encoded.hosts.advances:
             queue_offset = self._rules.own_offset(encoded)
         starts, size = encoded.starts, encoded.size
         if file.wrote + size + _BLANK > file.size and starts:
@@ -219,7 +219,7 @@ class LogAppender(FrameAppend):
         return PutResult(
             PutStatus.PUT_OK,
             AppendStatus.PUT_OK,
-            encoded.store_host,
+            encoded.hosts.store_host,
             physical_offset,
             queue_offset,
             size,
@@ -246,7 +246,7 @@ class LogAppender(FrameAppend):
         no effect.
         """
         self._rules.appended(encoded)
-        if encoded.advances:
+        if encoded.hosts.advances:
             self.queue_offsets[encoded.key] = queue_offset + encoded.messages
             if encoded.copies is not None:
                 for copy, offset in zip(encoded.copies.keys, copied, strict=True):

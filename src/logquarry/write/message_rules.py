@@ -147,16 +147,11 @@ def looked_at(message: Message) -> Mapping[str, str]:
     """
     if message.properties is None and not message.delay_level and message.wait_store_ok:
         string = message.properties_string
-        if string is None or not acts_on(string):
+        if string is None:
+            return NO_PROPERTIES
+        if not (_ACTS_ON_TEXT(string) if isinstance(string, str) else _ACTS_ON_BYTES(string)):
             return NO_PROPERTIES
     return message.all_properties()
-
-
-def acts_on(string: str | bytes) -> bool:
-    """Whether a property string may contain a property that makes the store change the message."""
-    if isinstance(string, str):
-        return _ACTS_ON_TEXT(string) is not None
-    return _ACTS_ON_BYTES(string) is not None
 
 
 def given_properties(message: Message, *, is_closed: bool = False) -> bytes:

@@ -226,7 +226,7 @@ class Outgoing:
         for number, encoded in self.odd.items():
             # With multi-dispatch, the appender makes the frame later. So only estimate its size.
             self.sizes[number] = len(encoded.data) or frame.FIXED_SIZE_V1 + encoded.body_size
-            self.store_host_ids[number] = hosts.setdefault(encoded.store_host, len(hosts))
+            self.store_host_ids[number] = hosts.setdefault(encoded.hosts.store_host, len(hosts))
         self.store_hosts = list(hosts)
         return self
 

@@ -454,16 +454,15 @@ def _made_strings(found: dict[str, pa.Array], count: int, odd: Bools) -> Spans:
     tags = binary_spans(found.get("tags"), count, "tags")
     first = stop = np.zeros(count, np.int64)
     pairs = np.zeros((4, 0), np.int64)
-    kept: tuple[object, ...] = ()
     if "properties" in found:
         first, stop, (names, values) = _pairs(found["properties"], count)
         pairs = np.stack((names.at, names.length, values.at, values.length))
-        kept = (names, values)
     room = _PAIR_GLUE * pairs.shape[1] + _NAMED_PAIRS * count
     room += int(sum(np.maximum(part, 0).sum() for part in (*pairs[1::2], keys.length, tags.length)))
     data = np.empty(room, np.uint8)
     made = Spans(np.zeros(count, np.int64), np.zeros(count, np.int64), (data,))
     kernels = codec.require_kernels()
+    # During this call, local variables must hold all spans, because they own the memory.
     kernels.property_strings(
         count,
         first,
@@ -478,7 +477,6 @@ def _made_strings(found: dict[str, pa.Array], count: int, odd: Bools) -> Spans:
         made.length,
         odd,
     )
-    del kept
     return made
 
 

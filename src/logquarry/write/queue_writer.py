@@ -190,7 +190,7 @@ class ConsumeQueueWriter:
         """The next queue offset; None if the queue has no file, because then it may start at any
         offset.
         """
-        return None if self.files.last_file() is None else self.files.wrote_offset // UNIT_SIZE
+        return None if self.files.last is None else self.files.wrote_offset // UNIT_SIZE
 
     def append(self, offsets: Int64, units: Units) -> int:
         """Append entries in the log's order, and return the number of new entries.

@@ -156,8 +156,7 @@ def test_a_waiting_put_ends_after_its_timeout_or_with_a_later_sync(
 ) -> None:
     disk = Disk()
     queue = MappedFileQueue(disk, tmp_path / "log", 1 << 16)
-    file = queue.last_file(create=True)
-    assert file is not None
+    file = queue.writable()
     file.append(b"message")
     opens.number = errno.EMFILE
     with pytest.raises(SyncDelayed):
@@ -184,8 +183,7 @@ def test_a_waiting_put_ends_after_its_timeout_or_with_a_later_sync(
 def test_the_run_after_a_delayed_thorough_flush_is_thorough(opens: Opens, tmp_path: Path) -> None:
     disk = Disk()
     queue = MappedFileQueue(disk, tmp_path / "log", 1 << 16)
-    file = queue.last_file(create=True)
-    assert file is not None
+    file = queue.writable()
     file.append(b"message")
     service = FlushRealTimeService(queue, disk.health, Timing(500, 4, 10_000), clock=lambda: 1)
     opens.number = errno.EMFILE

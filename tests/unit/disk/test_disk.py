@@ -123,8 +123,7 @@ def test_a_full_disk_is_an_error_and_reads_go_on(small_disk: Path) -> None:
     queue.load()
     with pytest.raises(StoreUnavailable, match="no room"):
         for _ in range(20):
-            file = queue.last_file(create=True)
-            assert file is not None
+            file = queue.writable()
             assert file.append(b"x" * 100_000) is not None
     assert queue.max_offset == 800_000
     data = queue.select(700_000)
@@ -133,7 +132,7 @@ def test_a_full_disk_is_an_error_and_reads_go_on(small_disk: Path) -> None:
     queue.flush()
     # The disk has room again: the store goes on.
     queue.remove_first()
-    assert queue.last_file(create=True) is not None
+    queue.writable()
     queue.close()
 
 

@@ -213,7 +213,7 @@ FORK = """
     times = CheckpointFile(disk, root / "checkpoint")
     queue = MappedFileQueue(disk, root / "log", 1 << 20)
     queue.load()
-    file = queue.last_file(create=True)
+    file = queue.writable()
     file.append(b"parent")
     alone = MappedFile(disk, root / "alone", 0, 1 << 20)
     flusher = GroupCommitService(queue, disk.health)
@@ -236,7 +236,7 @@ FORK = """
         # The child's memory, where the maps were.
         mine = [mmap.mmap(-1, 1 << 20) for _ in range(200)]
         for question in (
-            lambda: queue.last_file(create=True), lambda: queue.select(0),
+            lambda: queue.writable(), lambda: queue.select(0),
             queue.flush, queue.commit,
             lambda: file.select(0), file.flush, times.flush, lambda: queue.truncate_to(0),
         ):
@@ -337,7 +337,7 @@ def test_the_end_of_the_interpreter_closes_and_does_not_hang(tmp_path: Path) -> 
                 raise ZeroDivisionError
         store = Store()
         close_at_exit(Broken())
-        store.queue.last_file(create=True).append(b"text")
+        store.queue.writable().append(b"text")
         """,
         tmp_path,
     )

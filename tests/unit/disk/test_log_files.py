@@ -5,6 +5,7 @@ Pages after the log's end are loaded before puts write them; a few, and no more 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -53,15 +54,15 @@ def test_the_next_file_is_made_ahead_and_deleted_at_the_end(
     service.start()
     queue = MappedFileQueue(disk, tmp_path, SIZE, allocator=service)
     for number in range(3):
-        file = queue.last_file(create=True)
-        assert file is not None and file.base == number * SIZE
+        file = queue.writable()
+        assert file.base == number * SIZE
         eventually((tmp_path / f"{(number + 1) * SIZE:020d}").exists)
         file.append(bytes(SIZE))
     assert sorted(int(path.name) for path in tmp_path.iterdir()) == [0, SIZE, 2 * SIZE, 3 * SIZE]
     assert service.stop()
     assert sorted(int(path.name) for path in tmp_path.iterdir()) == [0, SIZE, 2 * SIZE]
     with pytest.raises(StoreUnavailable, match="closed"):
-        queue.last_file(create=True)
+        queue.writable()
     queue.close()
 
 
@@ -69,18 +70,16 @@ def test_a_deleted_file_ahead_is_made_anew(
     disk: FaultyDisk, service: AllocateMappedFileService, tmp_path: Path
 ) -> None:
     queue = MappedFileQueue(disk, tmp_path, SIZE, allocator=service)
-    first = queue.last_file(create=True)
-    assert first is not None
+    first = queue.writable()
     eventually((tmp_path / f"{SIZE:020d}").exists)
     first.append(bytes(SIZE))
     # A later call takes the file when it is complete.
     ahead = service.take(tmp_path / f"{SIZE:020d}", None, SIZE)
-    assert ahead is not None
     (tmp_path / f"{SIZE:020d}").unlink()
     assert not ahead.is_named()
     ahead.close()
-    second = queue.last_file(create=True)
-    assert second is not None and second.is_named()
+    second = queue.writable()
+    assert second.is_named()
     queue.close()
 
 
@@ -94,10 +93,11 @@ def test_a_folder_that_is_full_after_a_file_was_made_ahead(
     )
     for number in range(3):
         # The service is not started: it makes files here.
-        queue.last_file(create=True)
+        with contextlib.suppress(StoreUnavailable):
+            queue.writable()
         service.run_once()
-        file = queue.last_file(create=True)
-        assert file is not None and file.base == number * SIZE
+        file = queue.writable()
+        assert file.base == number * SIZE
         file.append(bytes(SIZE))
         full = folders[1:]
     service.run_last()
@@ -110,11 +110,13 @@ def test_a_folder_that_is_full_before_a_requested_file_is_made(
     disk: FaultyDisk, tmp_path: Path
 ) -> None:
     service = AllocateMappedFileService(disk, timeout_ms=0)
-    assert service.take(tmp_path / "a" / "0", tmp_path / "b" / "1", SIZE) is None
-    assert service.take(tmp_path / "a" / "1", None, SIZE) is None
+    with pytest.raises(StoreUnavailable, match="not created"):
+        service.take(tmp_path / "a" / "0", tmp_path / "b" / "1", SIZE)
+    with pytest.raises(StoreUnavailable, match="not created"):
+        service.take(tmp_path / "a" / "1", None, SIZE)
     service.run_once()
     file = service.take(tmp_path / "a" / "1", None, SIZE)
-    assert file is not None and file.path == tmp_path / "a" / "1"
+    assert file.path == tmp_path / "a" / "1"
     file.close()
     service.run_last()
     assert not (tmp_path / "b").exists()
@@ -125,17 +127,16 @@ def test_truncating_takes_the_file_ahead_away(
 ) -> None:
     queue = MappedFileQueue(disk, tmp_path, SIZE, allocator=service, aside=tmp_path / "aside")
     for _ in range(3):
-        file = queue.last_file(create=True)
-        assert file is not None
+        file = queue.writable()
         file.append(b"x" * SIZE)
     queue.truncate_to(SIZE + 7)
     left = sorted(int(path.name) for path in tmp_path.iterdir() if path.is_file())
     assert left == [0, SIZE], "no file lies behind a gap"
-    file = queue.last_file(create=True)
-    assert file is not None and file.base == SIZE and file.wrote == 7
+    file = queue.writable()
+    assert file.base == SIZE and file.wrote == 7
     file.append(b"y" * file.room)
-    again = queue.last_file(create=True)
-    assert again is not None and again.base == 2 * SIZE and not again.holds_data()
+    again = queue.writable()
+    assert again.base == 2 * SIZE and not again.holds_data()
     queue.close()
 
 
@@ -150,7 +151,6 @@ def test_failures_reach_who_waits_and_are_tried_again(
     # The file ahead failed, too; the disk has room now.
     for name in ("1", "0"):
         file = service.take(tmp_path / name, None, SIZE)
-        assert file is not None
         file.close()
 
 
@@ -168,7 +168,6 @@ def test_a_full_disk_is_logged_once(
         assert len([text for text in caplog.messages if "no room" in text]) == times
         disk.failing.clear()
         file = service.take(tmp_path / str(times), None, SIZE)
-        assert file is not None
         file.close()
 
 
@@ -187,10 +186,11 @@ def test_a_file_that_takes_too_long_comes_later(disk: FaultyDisk, tmp_path: Path
     service = AllocateMappedFileService(disk, timeout_ms=20)
     # The service is not started: no file is made.
     queue = MappedFileQueue(disk, tmp_path, SIZE, allocator=service)
-    assert queue.last_file(create=True) is None
-    assert queue.last_file() is None
+    with pytest.raises(StoreUnavailable, match="not created within 20 ms"):
+        queue.writable()
+    assert queue.last is None
     service.run_once()
-    assert queue.last_file(create=True) is not None
+    queue.writable()
     service.run_last()
     queue.close()
 
@@ -200,12 +200,13 @@ def test_fast_fail_without_a_buffer(disk: FaultyDisk, tmp_path: Path) -> None:
     service = AllocateMappedFileService(disk, pool=pool, fast_fail=True, timeout_ms=PATIENCE_MS)
     service.start()
     file = service.take(tmp_path / "0", tmp_path / "1", SIZE)
-    assert file is not None and file.is_transient
-    assert service.take(tmp_path / "1", None, SIZE) is None
+    assert file.is_transient
+    with pytest.raises(StoreUnavailable, match="no buffer"):
+        service.take(tmp_path / "1", None, SIZE)
     file.append(bytes(SIZE))
     file.commit()
     second = service.take(tmp_path / "1", None, SIZE)
-    assert second is not None and second.is_transient
+    assert second.is_transient
     assert service.stop()
     file.close()
     second.close()
@@ -309,8 +310,7 @@ class Ahead:
     def __init__(self, root: Path, patched: pytest.MonkeyPatch) -> None:
         disk = Disk()
         self.log = MappedFileQueue(disk, root, FILE_SIZE)
-        file = self.log.last_file(create=True)
-        assert file is not None
+        file = self.log.writable()
         self.file: MappedFile = file
         self.now = 1_000
         patched.setattr(log_files, "monotonic_ms", lambda: self.now)
@@ -371,7 +371,7 @@ def test_a_load_needs_no_pages(ahead: Ahead) -> None:
 
 def test_a_load_into_a_further_file_does_not_count_as_growth(ahead: Ahead) -> None:
     ahead.put(FILE_SIZE)
-    ahead.file = ahead.log.last_file(create=True) or ahead.file
+    ahead.file = ahead.log.writable()
     ahead.log.reach = 2 * FILE_SIZE
     ahead.put(1 << 20)
     ahead.log.reach = None

@@ -25,9 +25,7 @@ def make(disk: FaultyDisk, folder: Path, aside: Path | None = None) -> MappedFil
 
 
 def writable(queue: MappedFileQueue, start_offset: int = 0) -> MappedFile:
-    file = queue.last_file(create=True, start_offset=start_offset)
-    assert file is not None
-    return file
+    return queue.writable(start_offset)
 
 
 def fill(queue: MappedFileQueue, count: int, data: bytes = b"\x01") -> None:
@@ -44,7 +42,7 @@ def names(folder: Path) -> list[int]:
 
 def test_an_empty_queue_touches_nothing(disk: FaultyDisk, tmp_path: Path) -> None:
     queue = make(disk, tmp_path)
-    assert queue.last_file() is None
+    assert queue.last is None
     assert (queue.min_offset, queue.max_offset, queue.wrote_offset) == (-1, 0, 0)
     assert queue.find(0) is None and queue.select(0) is None
     assert queue.flush() == queue.commit() == 0
@@ -58,9 +56,9 @@ def test_files_roll_when_the_last_is_full(disk: FaultyDisk, tmp_path: Path) -> N
     first.append(bytes(SIZE - 1))
     assert writable(queue) is first
     first.append(b"x")
-    assert queue.last_file() is first, "full, and not rolled without being asked"
+    assert queue.last is first, "full, and not rolled without being asked"
     second = writable(queue)
-    assert second.base == SIZE and queue.last_file() is second
+    assert second.base == SIZE and queue.last is second
     second.append(b"abc")
     assert (queue.min_offset, queue.max_offset) == (0, SIZE + 3)
     assert queue.find(SIZE - 1) is first and queue.find(SIZE) is second
@@ -156,7 +154,7 @@ def test_a_full_disk_leaves_the_queue_as_it_was(disk: FaultyDisk, tmp_path: Path
     disk.failing["allocate"] = ENOSPC
     for _ in range(2):
         with pytest.raises(StoreUnavailable, match="no room"):
-            queue.last_file(create=True)
+            queue.writable()
     assert queue.max_offset == SIZE and names(tmp_path) == [0]
     assert queue.flush() == SIZE
     del disk.failing["allocate"]
@@ -197,6 +195,18 @@ def test_truncating_sets_files_aside_and_deletes_empty_ones(
     assert [path.read_bytes() for path in moved] == [b"\x01" * SIZE] * 2
     assert queue.max_offset == SIZE
     assert writable(queue).base == SIZE
+    queue.close()
+
+
+def test_a_file_that_another_program_made_moves_to_quarantine(
+    disk: FaultyDisk, tmp_path: Path
+) -> None:
+    queue = make(disk, tmp_path, tmp_path / "quarantine")
+    fill(queue, SIZE)
+    name = f"{SIZE:020d}"
+    (tmp_path / "log" / name).write_bytes(b"theirs")
+    assert writable(queue).base == SIZE
+    assert (tmp_path / "quarantine" / name).read_bytes() == b"theirs"
     queue.close()
 
 
@@ -281,7 +291,7 @@ class Ahead:
         self.pool = pool
         self.ready: dict[Path, MappedFile] = {}
 
-    def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
+    def take(self, path: Path, following: Path | None, size: int) -> MappedFile:
         for each in (path, following):
             if each is not None and each not in self.ready:
                 self.ready[each] = MappedFile(

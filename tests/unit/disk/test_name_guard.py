@@ -36,8 +36,8 @@ def make(disk: FaultyDisk, root: Path) -> MappedFileQueue:
 
 
 def put(queue: MappedFileQueue, data: bytes) -> Path:
-    file = queue.last_file(create=True)
-    assert file is not None and file.append(data) is not None
+    file = queue.writable()
+    assert file.append(data) is not None
     return file.path
 
 
@@ -190,7 +190,7 @@ def test_no_byte_is_lost_while_somebody_deletes_what_looked_empty(
                 path.unlink(missing_ok=True)
                 deleted += 1
 
-    queue.last_file(create=True)
+    queue.writable()
     meddler = threading.Thread(target=meddle, daemon=True)
     meddler.start()
     written = b""

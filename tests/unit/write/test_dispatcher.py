@@ -239,7 +239,7 @@ def test_in_the_background_a_failure_stops_the_store(store: Store) -> None:
         store.writer.append_data(0, b"no frame, no blank, and nothing else")
         with pytest.raises(CorruptFrame, match="magic"):
             service.wait_dispatched(1, timeout_s=30)
-        assert not store.flags.is_writeable
+        assert store.flags.refusals
         assert store.flags.why == Refusal.LOGICS_QUEUE_ERROR.value
     finally:
         service.stop()

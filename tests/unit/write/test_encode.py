@@ -126,7 +126,7 @@ def test_the_order_of_a_string_made_anew() -> None:
 def test_an_open_transaction_is_not_delayed(kind: int) -> None:
     assert stored(Message("t", delay_level=1, sys_flag=kind)).topic == "t"
     assert stored(Message("t", properties={"DELAY": "abc"}, sys_flag=kind)).topic == "t"
-    assert not encode(Message("t", sys_flag=kind)).advances
+    assert not encode(Message("t", sys_flag=kind)).hosts.advances
 
 
 def test_a_delay_that_is_no_number() -> None:
@@ -149,7 +149,7 @@ def test_the_brokers_rule_for_topics() -> None:
         "MESSAGE_ILLEGAL",
         "topic",
     )
-    assert encode(Message("%RETRY%a_b-1|2"), topic_check="rocketmq-broker").advances
+    assert encode(Message("%RETRY%a_b-1|2"), topic_check="rocketmq-broker").hosts.advances
 
 
 def test_properties_are_counted_twice() -> None:

@@ -50,8 +50,7 @@ def queue(disk: FaultyDisk, tmp_path: Path) -> MappedFileQueue:
 
 
 def put(queue: MappedFileQueue, data: bytes, store_timestamp: int = 0) -> int:
-    file = queue.last_file(create=True)
-    assert file is not None
+    file = queue.writable()
     at = file.append(data)
     assert at is not None
     file.store_timestamp = store_timestamp

@@ -42,80 +42,51 @@ def _prepare_cache() -> None:
 _prepare_cache()
 
 
-def _load(width: int) -> Any:
-    def typed(typingctx: Any, address: Any) -> Any:
-        kind = {1: types.uint8, 2: types.int16, 4: types.int32, 8: types.int64}[width]
+def _pointer(builder: Any, address: Any, kind: Any) -> Any:
+    return builder.inttoptr(address, ir.IntType(kind.bitwidth).as_pointer())
 
+
+def _load(kind: Any, *, swaps: bool) -> Any:
+    def typed(typingctx: Any, address: Any) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            word = ir.IntType(8 * width)
-            pointer = builder.inttoptr(args[0], word.as_pointer())
-            value = builder.load(pointer, align=1)
-            return builder.bswap(value) if width > 1 else value
+            value = builder.load(_pointer(builder, args[0], kind), align=1)
+            return builder.bswap(value) if swaps else value
 
         return kind(types.uintp), codegen
 
-    typed.__name__ = f"load{8 * width}"
+    typed.__name__ = f"load_{kind}_{swaps}"
     return intrinsic(typed)
 
 
-load_u8 = _load(1)
-load_i16 = _load(2)
-load_i32 = _load(4)
-load_i64 = _load(8)
+load_u8 = _load(types.uint8, swaps=False)
+load_i16 = _load(types.int16, swaps=True)
+load_i32 = _load(types.int32, swaps=True)
+load_i64 = _load(types.int64, swaps=True)
+load_raw64 = _load(types.uint64, swaps=False)
+"""Return the eight bytes at an address as a number in the machine's byte order."""
 
 
-def _store(width: int) -> Any:
+def _store(kind: Any, *, swaps: bool) -> Any:
     def typed(typingctx: Any, address: Any, value: Any) -> Any:
-        kind = {1: types.uint8, 2: types.int16, 4: types.int32, 8: types.int64}[width]
-
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            pointer = builder.inttoptr(args[0], ir.IntType(8 * width).as_pointer())
-            word = builder.bswap(args[1]) if width > 1 else args[1]
-            builder.store(word, pointer, align=1)
+            word = builder.bswap(args[1]) if swaps else args[1]
+            builder.store(word, _pointer(builder, args[0], kind), align=1)
             return context.get_dummy_value()
 
         return types.none(types.uintp, kind), codegen
 
-    typed.__name__ = f"store{8 * width}"
+    typed.__name__ = f"store_{kind}_{swaps}"
     return intrinsic(typed)
 
 
-store_u8 = _store(1)
-store_i16 = _store(2)
+store_u8 = _store(types.uint8, swaps=False)
+store_i16 = _store(types.int16, swaps=True)
 """Store the low 16 bits of an integer, big-endian."""
-store_i32 = _store(4)
-store_i64 = _store(8)
-
-
-@intrinsic
-def load_raw64(typingctx: Any, address: Any) -> Any:
-    """Return the eight bytes at an address as a number in the machine's byte order."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        return builder.load(pointer, align=1)
-
-    return types.uint64(types.uintp), codegen
-
-
-def _store_raw(width: int) -> Any:
-    def typed(typingctx: Any, address: Any, value: Any) -> Any:
-        kind = {4: types.int32, 8: types.int64}[width]
-
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            pointer = builder.inttoptr(args[0], ir.IntType(8 * width).as_pointer())
-            builder.store(args[1], pointer, align=1)
-            return context.get_dummy_value()
-
-        return types.none(types.uintp, kind), codegen
-
-    typed.__name__ = f"store_raw{8 * width}"
-    return intrinsic(typed)
-
-
-store_raw32 = _store_raw(4)
+store_i32 = _store(types.int32, swaps=True)
+store_i64 = _store(types.int64, swaps=True)
+store_raw32 = _store(types.int32, swaps=False)
 """Store the low 32 bits of an integer, in the machine's byte order."""
-store_raw64 = _store_raw(8)
+store_raw64 = _store(types.int64, swaps=False)
 
 
 @intrinsic
@@ -128,23 +99,22 @@ def trailing_zeros(typingctx: Any, word: Any) -> Any:
     return types.int64(types.uint64), codegen
 
 
-def _copy_word(width: int) -> Any:
+def _copy_word(kind: Any) -> Any:
     def typed(typingctx: Any, target: Any, source: Any) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            word = ir.IntType(8 * width).as_pointer()
-            value = builder.load(builder.inttoptr(args[1], word), align=1)
-            builder.store(value, builder.inttoptr(args[0], word), align=1)
+            value = builder.load(_pointer(builder, args[1], kind), align=1)
+            builder.store(value, _pointer(builder, args[0], kind), align=1)
             return context.get_dummy_value()
 
         return types.none(types.uintp, types.uintp), codegen
 
-    typed.__name__ = f"copy{8 * width}"
+    typed.__name__ = f"copy_{kind}"
     return intrinsic(typed)
 
 
-copy16 = _copy_word(2)
-copy32 = _copy_word(4)
-copy64 = _copy_word(8)
+copy16 = _copy_word(types.int16)
+copy32 = _copy_word(types.int32)
+copy64 = _copy_word(types.int64)
 
 
 @intrinsic

@@ -10,34 +10,8 @@ import numpy as np
 
 from logquarry.format import arrays as r
 from logquarry.format import batch, frame, java, sys_flag
-from logquarry.format.kernels.bytes import (
-    BORN_V6,
-    CRC_MASK,
-    HEAD,
-    HEAD_SIZE,
-    HOST_EXTRA,
-    HOST_V4,
-    STORE_TIME_SIZE,
-    STORE_V6,
-    TAIL,
-    TAIL_SIZE,
-    Array,
-    copy16,
-    copy_bytes,
-    copy_short,
-    crc32,
-    is_ascii,
-    kernel,
-    load_i16,
-    load_i32,
-    load_i64,
-    load_raw64,
-    load_u8,
-    same_bytes,
-    store_i32,
-    store_i64,
-    store_time_at,
-)
+from logquarry.format.kernels import bytes as mem
+from logquarry.format.kernels.bytes import HEAD, TAIL, Array, kernel
 
 _INNER = batch.INNER_BATCH
 _KEPT_FLAGS = ~batch.OF_BATCH
@@ -60,12 +34,16 @@ def _items(body: int, length: int) -> tuple[int, int]:
         if length - at < _ITEM_FIXED:
             return np.int64(-1), room
         item = body + at
-        body_length = np.int64(load_i32(item + _ITEM.body_length))
+        body_length = np.int64(mem.load_i32(item + _ITEM.body_length))
         if body_length < 0 or body_length > length - at - _ITEM_FIXED:
             return np.int64(-1), room
-        props_length = np.int64(load_i16(item + _ITEM_HEAD + body_length))
+        props_length = np.int64(mem.load_i16(item + _ITEM_HEAD + body_length))
         size = _ITEM_FIXED + body_length + props_length
-        if props_length < 0 or size > length - at or np.int64(load_i32(item + _ITEM.size)) != size:
+        if (
+            props_length < 0
+            or size > length - at
+            or np.int64(mem.load_i32(item + _ITEM.size)) != size
+        ):
             return np.int64(-1), room
         at += size
         count += 1
@@ -89,7 +67,7 @@ def measure_inner(
     """
     any_inner = False
     for i in range(count):
-        flags = load_i32(address + np.int64(rows[i, r.POSITION]) + HEAD.sys_flag)
+        flags = mem.load_i32(address + np.int64(rows[i, r.POSITION]) + HEAD.sys_flag)
         if flags & _INNER == _INNER:
             any_inner = True
             break
@@ -99,7 +77,7 @@ def measure_inner(
     for i in range(count):
         numbers[i] = 0
         at = address + np.int64(rows[i, r.POSITION])
-        flags = load_i32(at + HEAD.sys_flag)
+        flags = mem.load_i32(at + HEAD.sys_flag)
         whole = np.int64(rows[i, r.SIZE])
         if flags & _INNER == _INNER:
             if flags & _COMPRESSED:
@@ -109,7 +87,7 @@ def measure_inner(
             items, room = _items(at + np.int64(rows[i, r.BODY_AT]), length)
             fixed = whole - length - np.int64(rows[i, r.PROPS_LENGTH])
             room += items * fixed
-            fits = room <= limit and load_i64(at + HEAD.queue_offset) <= _LONG_MAX - items
+            fits = room <= limit and mem.load_i64(at + HEAD.queue_offset) <= _LONG_MAX - items
             if items > 0 and fits:
                 numbers[i] = items
                 frames += items
@@ -139,7 +117,7 @@ def unwrap_frames(
         at = address + np.int64(rows[i, r.POSITION])
         size = np.int64(rows[i, r.SIZE])
         if numbers[i] == 0:
-            copy_bytes(target + to, at, size)
+            mem.copy_bytes(target + to, at, size)
             for column in range(rows.shape[1]):
                 out_rows[made, column] = rows[i, column]
             out_rows[made, r.POSITION] = to
@@ -151,29 +129,32 @@ def unwrap_frames(
         topic_length = np.int64(rows[i, r.TOPIC_LENGTH])
         topic_start = head + body_length
         topic_size = np.int64(rows[i, r.TOPIC_AT]) - topic_start + topic_length
-        flags = load_i32(at + HEAD.sys_flag) & _KEPT_FLAGS
-        queue_offset = load_i64(at + HEAD.queue_offset)
+        flags = mem.load_i32(at + HEAD.sys_flag) & _KEPT_FLAGS
+        queue_offset = mem.load_i64(at + HEAD.queue_offset)
         item = at + head
         for number in range(numbers[i]):
-            own = np.int64(load_i32(item + _ITEM.body_length))
+            own = np.int64(mem.load_i32(item + _ITEM.body_length))
             source = item + _ITEM_HEAD
-            props_length = np.int64(load_i16(source + own))
+            props_length = np.int64(mem.load_i16(source + own))
             whole = head + own + topic_size + _LENGTH_SIZE + props_length
             start = target + to
-            copy_bytes(start, at, head)
-            copy_bytes(start + head, source, own)
-            copy_short(start + head + own, at + topic_start, topic_size)
+            mem.copy_bytes(start, at, head)
+            mem.copy_bytes(start + head, source, own)
+            mem.copy_short(start + head + own, at + topic_start, topic_size)
             # In both the wire form and the frame, the properties follow their length. So copy both
             # at once.
-            copy_short(start + head + own + topic_size, source + own, _LENGTH_SIZE + props_length)
-            store_i32(start + HEAD.size, whole)
-            store_i32(
-                start + HEAD.body_crc, np.int32(crc32(crc_function, start + head, own) & CRC_MASK)
+            mem.copy_short(
+                start + head + own + topic_size, source + own, _LENGTH_SIZE + props_length
             )
-            store_i32(start + HEAD.flag, load_i32(item + _ITEM.flag))
-            store_i32(start + HEAD.sys_flag, flags)
-            store_i64(start + HEAD.queue_offset, queue_offset + number)
-            store_i32(start + head - TAIL_SIZE + TAIL.body_length, own)
+            mem.store_i32(start + HEAD.size, whole)
+            mem.store_i32(
+                start + HEAD.body_crc,
+                np.int32(mem.crc32(crc_function, start + head, own) & mem.CRC_MASK),
+            )
+            mem.store_i32(start + HEAD.flag, mem.load_i32(item + _ITEM.flag))
+            mem.store_i32(start + HEAD.sys_flag, flags)
+            mem.store_i64(start + HEAD.queue_offset, queue_offset + number)
+            mem.store_i32(start + head - mem.TAIL_SIZE + TAIL.body_length, own)
             out_rows[made, r.POSITION] = to
             out_rows[made, r.SIZE] = whole
             out_rows[made, r.BODY_AT] = head
@@ -205,24 +186,24 @@ def message_ids(address: int, rows: Array, count: int, offsets: Array, out: Arra
     pairs = _HEX_PAIRS.ctypes.data
     for i in range(count):
         place = address + rows[i, r.POSITION]
-        flags = load_i32(place + HEAD.sys_flag)
-        born = HOST_V4 + (HOST_EXTRA if flags & BORN_V6 else 0)
-        store = HOST_V4 + (HOST_EXTRA if flags & STORE_V6 else 0)
-        host = place + HEAD_SIZE + born + STORE_TIME_SIZE
+        flags = mem.load_i32(place + HEAD.sys_flag)
+        born = mem.HOST_V4 + (mem.HOST_EXTRA if flags & mem.BORN_V6 else 0)
+        store = mem.HOST_V4 + (mem.HOST_EXTRA if flags & mem.STORE_V6 else 0)
+        host = place + mem.HEAD_SIZE + born + mem.STORE_TIME_SIZE
         done = 0
-        if store == last_size and same_bytes(host, last_host, store):
+        if store == last_size and mem.same_bytes(host, last_host, store):
             # Usually a single broker writes the log, so most frames have the same host as the
             # previous frame.
-            copy_bytes(target + at, target + offsets[i - 1], 2 * store)
+            mem.copy_bytes(target + at, target + offsets[i - 1], 2 * store)
             at += 2 * store
             done = store
         last_host, last_size = host, store
         for k in range(done, store + 8):
             if k < store:
-                byte = load_u8(host + k)
+                byte = mem.load_u8(host + k)
             else:
-                byte = load_u8(place + HEAD.physical_offset + k - store)
-            copy16(target + at, pairs + 2 * byte)
+                byte = mem.load_u8(place + HEAD.physical_offset + k - store)
+            mem.copy16(target + at, pairs + 2 * byte)
             at += 2
         offsets[i + 1] = at
     return at
@@ -264,24 +245,24 @@ def host_texts(
     last_size = 0
     for i in range(count):
         place = address + rows[i, r.POSITION]
-        flags = load_i32(place + HEAD.sys_flag)
-        host = place + HEAD_SIZE
-        wide = flags & BORN_V6 != 0
+        flags = mem.load_i32(place + HEAD.sys_flag)
+        host = place + mem.HEAD_SIZE
+        wide = flags & mem.BORN_V6 != 0
         if store_host:
-            host += HOST_V4 + (HOST_EXTRA if wide else 0) + STORE_TIME_SIZE
-            wide = flags & STORE_V6 != 0
-        size = HOST_V4 + (HOST_EXTRA if wide else 0)
-        if size == last_size and same_bytes(host, last_host, size):
+            host += mem.HOST_V4 + (mem.HOST_EXTRA if wide else 0) + mem.STORE_TIME_SIZE
+            wide = flags & mem.STORE_V6 != 0
+        size = mem.HOST_V4 + (mem.HOST_EXTRA if wide else 0)
+        if size == last_size and mem.same_bytes(host, last_host, size):
             length = offsets[i] - offsets[i - 1]
             target = out.ctypes.data
-            copy_bytes(target + at, target + offsets[i - 1], length)
+            mem.copy_bytes(target + at, target + offsets[i - 1], length)
             at += length
             offsets[i + 1] = at
             continue
         last_host, last_size = host, size
-        port = np.int64(load_i32(host + (HOST_V4 - 4 + (HOST_EXTRA if wide else 0))))
+        port = np.int64(mem.load_i32(host + (mem.HOST_V4 - 4 + (mem.HOST_EXTRA if wide else 0))))
         if wide:
-            mapped = load_raw64(host) == 0 and load_i32(host + 8) == 0xFFFF
+            mapped = mem.load_raw64(host) == 0 and mem.load_i32(host + 8) == 0xFFFF
             if mapped:
                 host += 12
                 wide = False
@@ -292,8 +273,8 @@ def host_texts(
                 if group > 0:
                     out[at] = 58
                     at += 1
-                value = (np.int64(load_u8(host + 2 * group)) << 8) | np.int64(
-                    load_u8(host + 2 * group + 1)
+                value = (np.int64(mem.load_u8(host + 2 * group)) << 8) | np.int64(
+                    mem.load_u8(host + 2 * group + 1)
                 )
                 started = False
                 for shift in (12, 8, 4, 0):
@@ -309,7 +290,7 @@ def host_texts(
                 if k > 0:
                     out[at] = 46
                     at += 1
-                at = _decimal(np.int64(load_u8(host + k)), out, at)
+                at = _decimal(np.int64(mem.load_u8(host + k)), out, at)
         out[at] = 58
         at += 1
         at = _decimal(port, out, at)
@@ -345,20 +326,20 @@ def gather(
     """
     for i in range(count):
         place = address + rows[i, r.POSITION]
-        store_time = place + store_time_at(load_i32(place + HEAD.sys_flag))
+        store_time = place + mem.store_time_at(mem.load_i32(place + HEAD.sys_flag))
         body = place + rows[i, r.BODY_AT]
         for f in range(from32.shape[0]):
             start = place
             if from32[f] == r.FROM_BODY:
                 start = body
-            out32[f, i] = load_i32(start + at32[f])
+            out32[f, i] = mem.load_i32(start + at32[f])
         for f in range(from64.shape[0]):
             start = place
             if from64[f] == r.FROM_BODY:
                 start = body
             elif from64[f] == r.FROM_STORE_TIME:
                 start = store_time
-            value = load_i64(start + at64[f])
+            value = mem.load_i64(start + at64[f])
             if factors[f] != 1:
                 value = min(max(value, -most[f]), most[f]) * factors[f]
             out64[f, i] = value
@@ -385,7 +366,7 @@ def topic_spans(address: int, rows: Array, count: int, starts: Array, lengths: A
         length = rows[i, r.TOPIC_LENGTH]
         starts[i] = start
         lengths[i] = length
-        ascii_only &= is_ascii(address + start, length)
+        ascii_only &= mem.is_ascii(address + start, length)
     return ascii_only
 
 
@@ -417,4 +398,4 @@ def offsets_of(lengths: Array, count: int, offsets: Array, validity: Array) -> t
 def copy_spans(address: int, starts: Array, count: int, offsets: Array, target: int) -> None:
     """Copy the bytes of spans to ``target``, without gaps between them."""
     for i in range(count):
-        copy_short(target + offsets[i], address + starts[i], offsets[i + 1] - offsets[i])
+        mem.copy_short(target + offsets[i], address + starts[i], offsets[i + 1] - offsets[i])

@@ -10,32 +10,8 @@ import numpy as np
 
 from logquarry.format import batch, frame, java, properties
 from logquarry.format import put_frames as r
-from logquarry.format.kernels.bytes import (
-    CRC_MASK,
-    FIXED_V1,
-    HEAD,
-    TAIL,
-    TAIL_SIZE,
-    TRANSACTION_MASK,
-    Array,
-    copy_bytes,
-    copy_short,
-    crc32,
-    hash_bytes,
-    hash_number,
-    java_hash,
-    kernel,
-    load_i16,
-    load_i32,
-    load_i64,
-    load_u8,
-    same_bytes,
-    store_i16,
-    store_i32,
-    store_i64,
-    store_time_at,
-    store_u8,
-)
+from logquarry.format.kernels import bytes as mem
+from logquarry.format.kernels.bytes import HEAD, TAIL, Array, kernel
 from logquarry.format.sys_flag import TRANSACTION_COMMIT, TRANSACTION_NOT
 
 _LENGTH_SIZE = frame.PROPERTIES_LENGTH.size
@@ -56,15 +32,17 @@ def _write_start(
     """Write the head and the body of a frame, without offsets and times. Return the address after
     the body.
     """
-    copy_bytes(to, head, head_size)
+    mem.copy_bytes(to, head, head_size)
     body_to = to + head_size
-    copy_bytes(body_to, body, body_length)
-    store_i32(to + HEAD.size, size)
+    mem.copy_bytes(body_to, body, body_length)
+    mem.store_i32(to + HEAD.size, size)
     # Compute the CRC from the copy of the body, because the copy is already in the processor's
     # cache.
-    store_i32(to + HEAD.body_crc, np.int32(crc32(crc_function, body_to, body_length) & CRC_MASK))
-    store_i32(to + HEAD.flag, flag)
-    store_i32(body_to - TAIL_SIZE + TAIL.body_length, body_length)
+    mem.store_i32(
+        to + HEAD.body_crc, np.int32(mem.crc32(crc_function, body_to, body_length) & mem.CRC_MASK)
+    )
+    mem.store_i32(to + HEAD.flag, flag)
+    mem.store_i32(body_to - mem.TAIL_SIZE + TAIL.body_length, body_length)
     return body_to + body_length
 
 
@@ -130,21 +108,21 @@ def encode_frames(
         if head_facts[head, r.ADVANCES] != 0:
             queue_offset = next_offsets[queue]
             next_offsets[queue] = queue_offset + 1
-        store_i32(at + HEAD.queue_id, rows[r.QUEUE_ID, i])
-        store_i64(at + HEAD.queue_offset, queue_offset)
-        store_i64(at + HEAD.physical_offset, base + position)
-        store_i64(at + HEAD.born_timestamp, rows[r.BORN_TIMESTAMP, i])
-        store_i64(at + head_facts[head, r.TIME_AT], now)
-        tail = at + head_size - TAIL_SIZE
-        store_i32(tail + TAIL.reconsume_times, rows[r.RECONSUME_TIMES, i])
-        store_i64(tail + TAIL.prepared_transaction_offset, rows[r.PREPARED_OFFSET, i])
+        mem.store_i32(at + HEAD.queue_id, rows[r.QUEUE_ID, i])
+        mem.store_i64(at + HEAD.queue_offset, queue_offset)
+        mem.store_i64(at + HEAD.physical_offset, base + position)
+        mem.store_i64(at + HEAD.born_timestamp, rows[r.BORN_TIMESTAMP, i])
+        mem.store_i64(at + head_facts[head, r.TIME_AT], now)
+        tail = at + head_size - mem.TAIL_SIZE
+        mem.store_i32(tail + TAIL.reconsume_times, rows[r.RECONSUME_TIMES, i])
+        mem.store_i64(tail + TAIL.prepared_transaction_offset, rows[r.PREPARED_OFFSET, i])
         topic = rows[r.TOPIC, i]
         topic_length = topic_ends[topic + 1] - topic_ends[topic]
-        copy_short(to, topics_at + topic_ends[topic], topic_length)
+        mem.copy_short(to, topics_at + topic_ends[topic], topic_length)
         to += topic_length
         properties_length = rows[r.PROPS_LENGTH, i]
-        store_i16(to, properties_length)
-        copy_short(to + _LENGTH_SIZE, rows[r.PROPS_AT, i], properties_length)
+        mem.store_i16(to, properties_length)
+        mem.copy_short(to + _LENGTH_SIZE, rows[r.PROPS_AT, i], properties_length)
         physical_offsets[i] = base + position
         queue_offsets[i] = queue_offset
         store_times[i] = now
@@ -161,7 +139,7 @@ def first_wrong_crc(at: Array, lengths: Array, crcs: Array, crc_function: int) -
     """
     for i in range(at.shape[0]):
         if crcs[i] >= 0 and lengths[i] >= 0:
-            crc = np.uint32(crc32(crc_function, at[i], lengths[i])) & CRC_MASK
+            crc = np.uint32(mem.crc32(crc_function, at[i], lengths[i])) & mem.CRC_MASK
             if np.int64(crc) != crcs[i]:
                 return i
     return -1
@@ -185,7 +163,7 @@ def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int
         if last >= 0 and found[last] == value:
             ids[i] = last
             continue
-        slot = np.int64(hash_number(np.uint64(value)) & mask)
+        slot = np.int64(mem.hash_number(np.uint64(value)) & mask)
         while True:
             number = table[slot]
             if number < 0:
@@ -218,10 +196,10 @@ def intern_spans(at: Array, lengths: Array, table: Array, found: Array, ids: Arr
         start, length = at[i], lengths[i]
         if last >= 0:
             before = found[last]
-            if lengths[before] == length and same_bytes(at[before], start, length):
+            if lengths[before] == length and mem.same_bytes(at[before], start, length):
                 ids[i] = last
                 continue
-        slot = np.int64(hash_bytes(start, length) & mask)
+        slot = np.int64(mem.hash_bytes(start, length) & mask)
         while True:
             number = table[slot]
             if number < 0:
@@ -233,7 +211,7 @@ def intern_spans(at: Array, lengths: Array, table: Array, found: Array, ids: Arr
                 known += 1
                 break
             before = found[number]
-            if lengths[before] == length and same_bytes(at[before], start, length):
+            if lengths[before] == length and mem.same_bytes(at[before], start, length):
                 break
             slot = (slot + 1) & np.int64(mask)
         ids[i] = number
@@ -289,17 +267,17 @@ def batch_frames(
         item = source + at
         if end - at < _ITEM_FIXED or count == starts.shape[0]:
             return -1, size, bodies
-        body_length = np.int64(load_i32(item + _ITEM.body_length))
+        body_length = np.int64(mem.load_i32(item + _ITEM.body_length))
         if body_length < 0 or body_length > end - at - _ITEM_FIXED:
             return -1, size, bodies
         body = item + _ITEM_HEAD
         length_at = body + body_length
-        own_size = np.int64(load_i16(length_at))
+        own_size = np.int64(mem.load_i16(length_at))
         own = length_at + _LENGTH_SIZE
         if own_size < 0 or own + own_size > source + end:
             return -1, size, bodies
         at = own + own_size - source
-        glued = own_size > 0 and shared_size > 0 and load_u8(own + own_size - 1) != _SEPARATOR
+        glued = own_size > 0 and shared_size > 0 and mem.load_u8(own + own_size - 1) != _SEPARATOR
         props = own_size + shared_size + (1 if glued else 0)
         whole = head_size + body_length + topic_size + _LENGTH_SIZE + props
         if props > _LONGEST or size + whole > room:
@@ -313,22 +291,22 @@ def batch_frames(
                 body,
                 body_length,
                 whole,
-                load_i32(item + _ITEM.flag),
+                mem.load_i32(item + _ITEM.flag),
                 crc_function,
             )
-            store_i64(place + HEAD.queue_offset, queue_offset + count)
-            store_i64(place + HEAD.physical_offset, physical_offset + size)
-            store_i64(place + time_at, now)
-            copy_short(to, topic.ctypes.data, topic_size)
+            mem.store_i64(place + HEAD.queue_offset, queue_offset + count)
+            mem.store_i64(place + HEAD.physical_offset, physical_offset + size)
+            mem.store_i64(place + time_at, now)
+            mem.copy_short(to, topic.ctypes.data, topic_size)
             to += topic_size
-            store_i16(to, props)
+            mem.store_i16(to, props)
             to += _LENGTH_SIZE
-            copy_short(to, own, own_size)
+            mem.copy_short(to, own, own_size)
             to += own_size
             if glued:
-                store_u8(to, _SEPARATOR)
+                mem.store_u8(to, _SEPARATOR)
                 to += 1
-            copy_short(to, shared.ctypes.data, shared_size)
+            mem.copy_short(to, shared.ctypes.data, shared_size)
         starts[count] = size
         count += 1
         size += whole
@@ -369,28 +347,28 @@ def place_staged(
     count = 0
     first = position
     while start < stop and position - first < most:
-        if stop - start < FIXED_V1:
+        if stop - start < mem.FIXED_V1:
             return start, position, count, r.NO_FRAME
         at = source + start
-        size = np.int64(load_i32(at))
-        queue = load_i64(at + HEAD.queue_offset)
-        if size < FIXED_V1 or size > stop - start:
+        size = np.int64(mem.load_i32(at))
+        queue = mem.load_i64(at + HEAD.queue_offset)
+        if size < mem.FIXED_V1 or size > stop - start:
             return start, position, count, r.NO_FRAME
         if queue < 0 or queue >= next_offsets.shape[0]:
             return start, position, count, r.NO_FRAME
         if position + size + _BLANK > end:
             return start, position, count, r.NO_ROOM
         to = address + position
-        copy_bytes(to, at, size)
-        flags = load_i32(at + HEAD.sys_flag)
-        kind = flags & TRANSACTION_MASK
+        mem.copy_bytes(to, at, size)
+        flags = mem.load_i32(at + HEAD.sys_flag)
+        kind = flags & mem.TRANSACTION_MASK
         queue_offset = np.int64(0)
         if kind == TRANSACTION_NOT or kind == TRANSACTION_COMMIT:
             queue_offset = next_offsets[queue]
             next_offsets[queue] = queue_offset + 1
-        store_i64(to + HEAD.queue_offset, queue_offset)
-        store_i64(to + HEAD.physical_offset, base + position)
-        store_i64(to + store_time_at(flags), now)
+        mem.store_i64(to + HEAD.queue_offset, queue_offset)
+        mem.store_i64(to + HEAD.physical_offset, base + position)
+        mem.store_i64(to + mem.store_time_at(flags), now)
         placed[0, queue] += 1
         placed[1, queue] += size
         start += size
@@ -410,18 +388,18 @@ def same_staged(
     file, and their number. ``end`` is the end of the file's written bytes.
     """
     count = 0
-    while stop - start >= FIXED_V1 and end - position >= FIXED_V1:
+    while stop - start >= mem.FIXED_V1 and end - position >= mem.FIXED_V1:
         at, to = source + start, address + position
-        size = np.int64(load_i32(at))
-        if size < FIXED_V1 or size > stop - start or size > end - position:
+        size = np.int64(mem.load_i32(at))
+        if size < mem.FIXED_V1 or size > stop - start or size > end - position:
             break
-        time_at = store_time_at(load_i32(at + HEAD.sys_flag))
+        time_at = mem.store_time_at(mem.load_i32(at + HEAD.sys_flag))
         rest = time_at + _TIME_SIZE
-        if not same_bytes(at, to, HEAD.queue_offset):
+        if not mem.same_bytes(at, to, HEAD.queue_offset):
             break
-        if not same_bytes(at + _AFTER_OFFSETS, to + _AFTER_OFFSETS, time_at - _AFTER_OFFSETS):
+        if not mem.same_bytes(at + _AFTER_OFFSETS, to + _AFTER_OFFSETS, time_at - _AFTER_OFFSETS):
             break
-        if not same_bytes(at + rest, to + rest, size - rest):
+        if not mem.same_bytes(at + rest, to + rest, size - rest):
             break
         start += size
         position += size
@@ -437,9 +415,9 @@ def first_word_hashes(at: Array, lengths: Array, hashes: Array) -> None:
     """
     for i in range(at.shape[0]):
         begin, end = at[i], at[i] + max(lengths[i], 0)
-        while begin < end and load_u8(begin) == _SPACE:
+        while begin < end and mem.load_u8(begin) == _SPACE:
             begin += 1
         to = begin
-        while to < end and load_u8(to) != _SPACE:
+        while to < end and mem.load_u8(to) != _SPACE:
             to += 1
-        hashes[i] = java_hash(begin, to - begin) if to > begin else -(1 << 32)
+        hashes[i] = mem.java_hash(begin, to - begin) if to > begin else -(1 << 32)

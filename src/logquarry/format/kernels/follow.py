@@ -15,26 +15,8 @@ import numpy as np
 from logquarry.format import arrays as r
 from logquarry.format import index, java, queue_entry, sys_flag
 from logquarry.format import properties as props
-from logquarry.format.kernels.bytes import (
-    HEAD,
-    MAGIC_V1,
-    TRANSACTION_MASK,
-    Array,
-    hash_bytes,
-    hash_number,
-    is_ascii,
-    is_utf8,
-    java_hash,
-    kernel,
-    load_i32,
-    load_i64,
-    load_u8,
-    prefetch,
-    same_bytes,
-    store_i32,
-    store_i64,
-    store_time_at,
-)
+from logquarry.format.kernels import bytes as mem
+from logquarry.format.kernels.bytes import HEAD, Array, kernel
 from logquarry.format.kernels.properties import (
     DELAY,
     KEYS,
@@ -74,7 +56,7 @@ def _topic_number(start: int, length: int, table: Array, topics: Array, known: i
     full.
     """
     mask = table.shape[0] - 1
-    slot = np.int64(hash_bytes(start, length) & np.uint64(mask))
+    slot = np.int64(mem.hash_bytes(start, length) & np.uint64(mask))
     while True:
         number = table[slot]
         if number < 0:
@@ -84,14 +66,16 @@ def _topic_number(start: int, length: int, table: Array, topics: Array, known: i
             topics[known, TOPIC_START] = start
             topics[known, TOPIC_SIZE] = length
             topics[known, TOPIC_HASH] = np.int64(
-                np.int32(np.uint32(java_hash(start, length)) * np.uint32(31) + np.uint32(_KEY_GLUE))
+                np.int32(
+                    np.uint32(mem.java_hash(start, length)) * np.uint32(31) + np.uint32(_KEY_GLUE)
+                )
             )
-            scheduled = length == SCHEDULE_TOPIC.shape[0] and same_bytes(
+            scheduled = length == SCHEDULE_TOPIC.shape[0] and mem.same_bytes(
                 start, SCHEDULE_TOPIC.ctypes.data, length
             )
             topics[known, IS_SCHEDULE] = 1 if scheduled else 0
             return known
-        if topics[number, TOPIC_SIZE] == length and same_bytes(
+        if topics[number, TOPIC_SIZE] == length and mem.same_bytes(
             topics[number, TOPIC_START], start, length
         ):
             return np.int64(number)
@@ -105,7 +89,7 @@ def _queue_number(topic: int, queue_id: int, table: Array, queues: Array, known:
     """
     mask = np.uint64(table.shape[0] - 1)
     both = np.uint64(topic) << np.uint64(32) ^ np.uint64(np.uint32(queue_id))
-    slot = np.int64(hash_number(both) & mask)
+    slot = np.int64(mem.hash_number(both) & mask)
     while True:
         number = table[slot]
         if number < 0:
@@ -172,7 +156,7 @@ def follow(
         ahead = min(position + PREFETCH_AHEAD, window)
         asked = max(asked, position)
         while asked < ahead:
-            prefetch(address + asked)
+            mem.prefetch(address + asked)
             asked += CACHE_LINE
         row = rows[count]
         place = position
@@ -185,7 +169,7 @@ def follow(
         if code != r.REACHED_STOP:
             return count, position, code, topic_count, queue_count, key_count, odd
         at = address + place
-        if as_java and load_i32(at + HEAD.magic) != MAGIC_V1:
+        if as_java and mem.load_i32(at + HEAD.magic) != mem.MAGIC_V1:
             return count, position, r.ASK_JAVA, topic_count, queue_count, key_count, odd
         props, props_length = at + row[r.PROPS_AT], row[r.PROPS_LENGTH]
         # A frame has at most this many keys, because each key has at least one byte and a
@@ -198,9 +182,9 @@ def follow(
         if (
             topic < 0
             or topics[topic, TOPIC_SIZE] != topic_length
-            or not same_bytes(topics[topic, TOPIC_START], topic_at, topic_length)
+            or not mem.same_bytes(topics[topic, TOPIC_START], topic_at, topic_length)
         ):
-            if is_utf8(topic_at, topic_length):
+            if mem.is_utf8(topic_at, topic_length):
                 topic = _topic_number(topic_at, topic_length, topic_table, topics, topic_count)
                 if topic < 0:
                     return count, position, r.TABLE_FULL, topic_count, queue_count, key_count, odd
@@ -210,9 +194,9 @@ def follow(
                 is_text = False
                 topic = 0
                 topic_count = max(topic_count, 1)
-        queue_id = np.int64(load_i32(at + HEAD.queue_id))
-        flags = load_i32(at + HEAD.sys_flag)
-        kind = flags & TRANSACTION_MASK
+        queue_id = np.int64(mem.load_i32(at + HEAD.queue_id))
+        flags = mem.load_i32(at + HEAD.sys_flag)
+        kind = flags & mem.TRANSACTION_MASK
         queue = np.int64(-1)
         if kind == _NOT or kind == _COMMIT:
             queue = last_queue
@@ -226,8 +210,8 @@ def follow(
         # of ``topics``: the address in this row may be from an earlier call, and its memory may
         # already be freed.
         last_topic = topic if is_text else -1
-        store_time = load_i64(at + store_time_at(flags))
-        if not is_ascii(props, props_length) and not is_utf8(props, props_length):
+        store_time = mem.load_i64(at + mem.store_time_at(flags))
+        if not mem.is_ascii(props, props_length) and not mem.is_utf8(props, props_length):
             odd += 1
         tags_at = keys_at = uniq_at = delay_at = props
         tags = keys = uniq = digits = np.int64(0)
@@ -235,7 +219,7 @@ def follow(
         while segment < props_length:
             middle = next_separator(props, segment, props_length)
             stop_at = middle
-            while stop_at < props_length and load_u8(props + stop_at) == _NAME_VALUE:
+            while stop_at < props_length and mem.load_u8(props + stop_at) == _NAME_VALUE:
                 stop_at = next_separator(props, stop_at + 1, props_length)
             length = stop_at - middle - 1
             if middle > segment and length > 0:
@@ -253,9 +237,9 @@ def follow(
             segment = stop_at + 1
         tags_code = np.int64(0)
         if tags > 0:
-            if tags != tag_length or not same_bytes(tag_at, tags_at, tags):
+            if tags != tag_length or not mem.same_bytes(tag_at, tags_at, tags):
                 tag_at, tag_length = tags_at, tags
-                tag_code = java_hash(tags_at, tags)
+                tag_code = mem.java_hash(tags_at, tags)
             tags_code = tag_code
         if digits > 0 and topics[topic, IS_SCHEDULE] != 0:
             level = min(plain_number(delay_at, digits), levels.shape[0])
@@ -273,8 +257,8 @@ def follow(
             )
         requests[r.TOPIC_ID, count] = topic
         requests[r.QUEUE_ID, count] = queue_id
-        requests[r.QUEUE_OFFSET, count] = load_i64(at + HEAD.queue_offset)
-        requests[r.PHYSICAL_OFFSET, count] = load_i64(at + HEAD.physical_offset)
+        requests[r.QUEUE_OFFSET, count] = mem.load_i64(at + HEAD.queue_offset)
+        requests[r.PHYSICAL_OFFSET, count] = mem.load_i64(at + HEAD.physical_offset)
         requests[r.FRAME_SIZE, count] = row[r.SIZE]
         requests[r.SYS_FLAG, count] = flags
         requests[r.STORE_TIMESTAMP, count] = store_time
@@ -314,14 +298,14 @@ def check_chains(
     first = expected = first_slot = -1
     for number in range(count):
         at = entries + number * _ENTRY_SIZE
-        slot = abs(np.int64(load_i32(at + _ENTRY.key_hash))) % slots
-        if load_i32(at + _ENTRY.previous) != newest[slot]:
+        slot = abs(np.int64(mem.load_i32(at + _ENTRY.key_hash))) % slots
+        if mem.load_i32(at + _ENTRY.previous) != newest[slot]:
             if wrong == 0:
                 first, expected = number, np.int64(newest[slot])
             wrong += 1
         newest[slot] = number + 1
     for slot in range(slots):
-        if load_i32(table + slot * _SLOT_SIZE) != newest[slot]:
+        if mem.load_i32(table + slot * _SLOT_SIZE) != newest[slot]:
             if wrong_slots == 0:
                 first_slot = slot
             wrong_slots += 1
@@ -368,9 +352,9 @@ def group_units(
         which[at] = i
         offsets[at] = requests[r.QUEUE_OFFSET, i]
         unit = out + at * _UNIT_SIZE
-        store_i64(unit + _UNIT.physical_offset, requests[r.PHYSICAL_OFFSET, i])
-        store_i32(unit + _UNIT.size, requests[r.FRAME_SIZE, i])
-        store_i64(unit + _UNIT.tags_code, requests[r.TAGS_CODE, i])
+        mem.store_i64(unit + _UNIT.physical_offset, requests[r.PHYSICAL_OFFSET, i])
+        mem.store_i32(unit + _UNIT.size, requests[r.FRAME_SIZE, i])
+        mem.store_i64(unit + _UNIT.tags_code, requests[r.TAGS_CODE, i])
 
 
 @kernel
@@ -405,19 +389,19 @@ def put_index_keys(
         if i + _AHEAD < count:
             # Slots are spread over megabytes, so prefetch them.
             ahead = np.int64(np.uint32(abs(hashes[i + _AHEAD])) % slots)
-            prefetch(slots_at + ahead * _SLOT_SIZE)
+            mem.prefetch(slots_at + ahead * _SLOT_SIZE)
         # A hash can be negative, because RocketMQ 3.x stored hashes with their sign.
         slot = slots_at + np.int64(np.uint32(abs(hashes[i])) % slots) * _SLOT_SIZE
-        previous = np.int64(load_i32(slot))
+        previous = np.int64(mem.load_i32(slot))
         # A slot counts as empty if it does not hold the number of an earlier entry.
         if previous <= 0 or previous > number + i:
             previous = np.int64(0)
         if previous == 0:
             begun += 1
         entry = entry_at + i * _ENTRY_SIZE
-        store_i32(entry + _ENTRY.key_hash, hashes[i])
-        store_i64(entry + _ENTRY.physical_offset, offsets[i])
-        store_i32(entry + _ENTRY.seconds, _seconds(times[i], begin))
-        store_i32(entry + _ENTRY.previous, previous)
-        store_i32(slot, number + i)
+        mem.store_i32(entry + _ENTRY.key_hash, hashes[i])
+        mem.store_i64(entry + _ENTRY.physical_offset, offsets[i])
+        mem.store_i32(entry + _ENTRY.seconds, _seconds(times[i], begin))
+        mem.store_i32(entry + _ENTRY.previous, previous)
+        mem.store_i32(slot, number + i)
     return begun

@@ -16,22 +16,8 @@ from numba import cfunc, types
 
 from logquarry.format import arrays as r
 from logquarry.format import batch, java, properties, queue_entry
-from logquarry.format.kernels.bytes import (
-    HEAD,
-    copy_bytes,
-    is_ascii,
-    is_utf8,
-    kernel,
-    load_i32,
-    load_i64,
-    load_raw64,
-    load_u8,
-    prefetch,
-    same_bytes,
-    store_raw32,
-    store_raw64,
-    store_time_at,
-)
+from logquarry.format.kernels import bytes as mem
+from logquarry.format.kernels.bytes import HEAD, kernel
 from logquarry.format.kernels.properties import name_table, next_separator, which_name
 from logquarry.format.kernels.walk import CACHE_LINE, check_frame
 from logquarry.systems import held
@@ -57,7 +43,7 @@ def _tags_span(start: int, length: int) -> tuple[int, int]:
     while at < stop:
         middle = -1
         end = next_separator(0, at, stop)
-        while end < stop and load_u8(end) == _NAME_VALUE:
+        while end < stop and mem.load_u8(end) == _NAME_VALUE:
             if middle < 0:
                 middle = end
             end = next_separator(0, end + 1, stop)
@@ -74,34 +60,34 @@ def _tags_span(start: int, length: int) -> tuple[int, int]:
 
 @kernel
 def _is_text(start: int, length: int) -> bool:
-    return is_ascii(start, length) or is_utf8(start, length)
+    return mem.is_ascii(start, length) or mem.is_utf8(start, length)
 
 
 @kernel
 def _prefetch_frame(unit: int, log: int, start: int, end: int) -> None:
-    place, size = load_i64(unit), np.int64(load_i32(unit + _UNIT.size))
+    place, size = mem.load_i64(unit), np.int64(mem.load_i32(unit + _UNIT.size))
     if place < start or place >= end:
         return
     at = log + (place - start)
     for line in range(_least(size // CACHE_LINE + 1, _MOST_LINES)):
-        prefetch(at + line * CACHE_LINE)
+        mem.prefetch(at + line * CACHE_LINE)
 
 
 @kernel
 def _has_code(tags: int, code: int) -> bool:
-    for number in range(np.int64(load_raw64(tags))):
+    for number in range(np.int64(mem.load_raw64(tags))):
         tag = tags + 8 * (1 + number * r.TAG_WIDTH)
-        if np.int64(load_raw64(tag + 8 * r.TAG_CODE)) == code:
+        if np.int64(mem.load_raw64(tag + 8 * r.TAG_CODE)) == code:
             return True
     return False
 
 
 @kernel
 def _is_wanted(tags: int, text: int, length: int) -> bool:
-    for number in range(np.int64(load_raw64(tags))):
+    for number in range(np.int64(mem.load_raw64(tags))):
         tag = tags + 8 * (1 + number * r.TAG_WIDTH)
-        if np.int64(load_raw64(tag + 8 * r.TAG_LENGTH)) == length and same_bytes(
-            text, np.int64(load_raw64(tag + 8 * r.TAG_AT)), length
+        if np.int64(mem.load_raw64(tag + 8 * r.TAG_LENGTH)) == length and mem.same_bytes(
+            text, np.int64(mem.load_raw64(tag + 8 * r.TAG_AT)), length
         ):
             return True
     return False
@@ -136,22 +122,22 @@ def get_frames(
         wanted: address of the tags that the consumer requests; 0 for all tags.
         room: number of bytes that ``scratch`` can hold.
     """
-    log = np.int64(load_raw64(state + 8 * r.STATE_LOG))
-    start = np.int64(load_raw64(state + 8 * r.STATE_START))
-    end = np.int64(load_raw64(state + 8 * r.STATE_END))
-    crc_function = np.int64(load_raw64(state + 8 * r.STATE_CRC))
-    in_memory = _least(np.int64(load_raw64(state + 8 * r.STATE_MEMORY_COUNT)), max_count)
-    in_memory_size = np.int64(load_raw64(state + 8 * r.STATE_MEMORY_SIZE))
-    on_disk = _least(np.int64(load_raw64(state + 8 * r.STATE_DISK_COUNT)), max_count)
-    on_disk_size = np.int64(load_raw64(state + 8 * r.STATE_DISK_SIZE))
+    log = np.int64(mem.load_raw64(state + 8 * r.STATE_LOG))
+    start = np.int64(mem.load_raw64(state + 8 * r.STATE_START))
+    end = np.int64(mem.load_raw64(state + 8 * r.STATE_END))
+    crc_function = np.int64(mem.load_raw64(state + 8 * r.STATE_CRC))
+    in_memory = _least(np.int64(mem.load_raw64(state + 8 * r.STATE_MEMORY_COUNT)), max_count)
+    in_memory_size = np.int64(mem.load_raw64(state + 8 * r.STATE_MEMORY_SIZE))
+    on_disk = _least(np.int64(mem.load_raw64(state + 8 * r.STATE_DISK_COUNT)), max_count)
+    on_disk_size = np.int64(mem.load_raw64(state + 8 * r.STATE_DISK_SIZE))
     row = np.empty(r.ROW_WIDTH, np.int64)
     size = taken = done = 0
     for ahead in range(min(_UNITS_AHEAD, count)):
         _prefetch_frame(units + ahead * _UNIT_SIZE, log, start, end)
     while done < count:
         unit = units + done * _UNIT_SIZE
-        place = load_i64(unit)
-        unit_size = np.int64(load_i32(unit + _UNIT.size))
+        place = mem.load_i64(unit)
+        unit_size = np.int64(mem.load_i32(unit + _UNIT.size))
         most, most_size = in_memory, in_memory_size
         if place < memory_start:
             most, most_size = on_disk, on_disk_size
@@ -167,7 +153,7 @@ def get_frames(
             _prefetch_frame(unit + _UNITS_AHEAD * _UNIT_SIZE, log, start, end)
         done += 1
         if wanted != 0:
-            tags_code = load_i64(unit + _UNIT.tags_code)
+            tags_code = mem.load_i64(unit + _UNIT.tags_code)
             if tags_code >= _INT_MIN and not _has_code(wanted, np.int64(np.int32(tags_code))):
                 continue
         if unit_size <= 0 or place < 0:
@@ -180,7 +166,7 @@ def get_frames(
         verdict = check_frame(frame, 0, unit_size, unit_size, place, crc_function, True, row)
         if verdict != r.REACHED_STOP or row[r.SIZE] != unit_size:
             return r.NOT_SOUND
-        if load_i32(frame + HEAD.sys_flag) & _INNER_BATCH == _INNER_BATCH:
+        if mem.load_i32(frame + HEAD.sys_flag) & _INNER_BATCH == _INNER_BATCH:
             # The frame is an inner batch. The pure-Python version finds the message with the
             # requested queue offset in it.
             return r.NOT_SOUND
@@ -191,7 +177,7 @@ def get_frames(
             tags, length = _tags_span(props, props_length)
             if tags == 0 or not _is_wanted(wanted, tags, length):
                 continue
-        copy_bytes(scratch + size, frame, unit_size)
+        mem.copy_bytes(scratch + size, frame, unit_size)
         size += unit_size
         taken += 1
     return ((done << r.COUNT_SHIFT) | taken) << r.COUNT_SHIFT | size
@@ -206,19 +192,19 @@ def frame_rows(frames: int, count: int, out: int) -> None:
     at = last_tags = last_length = 0
     for _ in range(count):
         frame = frames + at
-        size = np.int64(load_i32(frame))
-        place = load_i64(frame + HEAD.physical_offset)
+        size = np.int64(mem.load_i32(frame))
+        place = mem.load_i64(frame + HEAD.physical_offset)
         # The frame was already checked. This call only finds the positions of its parts.
         check_frame(frame, 0, size, size, place, 0, False, row)
-        store_time = frame + store_time_at(load_i32(frame + HEAD.sys_flag))
+        store_time = frame + mem.store_time_at(mem.load_i32(frame + HEAD.sys_flag))
         body_at = at + row[r.BODY_AT]
-        store_raw64(out, load_i64(frame + HEAD.queue_offset))
-        store_raw64(out + 8, load_i64(store_time))
-        store_raw64(out + 16, place)
-        store_raw32(out + 24, at)
-        store_raw32(out + 28, size)
-        store_raw32(out + 32, body_at)
-        store_raw32(out + 36, body_at + row[r.BODY_LENGTH])
+        mem.store_raw64(out, mem.load_i64(frame + HEAD.queue_offset))
+        mem.store_raw64(out + 8, mem.load_i64(store_time))
+        mem.store_raw64(out + 16, place)
+        mem.store_raw32(out + 24, at)
+        mem.store_raw32(out + 28, size)
+        mem.store_raw32(out + 32, body_at)
+        mem.store_raw32(out + 36, body_at + row[r.BODY_LENGTH])
         tags_at, length = r.ASK_TAGS, 0
         tags = 0
         if _is_text(frame + row[r.PROPS_AT], row[r.PROPS_LENGTH]):
@@ -226,10 +212,10 @@ def frame_rows(frames: int, count: int, out: int) -> None:
             tags_at = r.NO_TAGS
             if tags != 0:
                 tags_at = tags - frames
-                if length == last_length and same_bytes(tags, last_tags, length):
+                if length == last_length and mem.same_bytes(tags, last_tags, length):
                     tags_at = r.SAME_TAGS
-        store_raw32(out + 40, tags_at)
-        store_raw32(out + 44, tags_at + length)
+        mem.store_raw32(out + 40, tags_at)
+        mem.store_raw32(out + 44, tags_at + length)
         last_tags, last_length = tags, length
         at += size
         out += r.ROW_SIZE

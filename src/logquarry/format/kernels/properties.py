@@ -11,23 +11,8 @@ import numpy as np
 from logquarry.format import java
 from logquarry.format import properties as props
 from logquarry.format.arrays import POSITION, PROPS_AT, PROPS_LENGTH, TOPIC_AT, TOPIC_LENGTH
-from logquarry.format.kernels.bytes import (
-    Array,
-    copy_short,
-    has_zero,
-    hash_bytes,
-    is_ascii,
-    is_plain,
-    is_utf8,
-    java_hash,
-    java_hash_on,
-    kernel,
-    load_raw64,
-    load_u8,
-    same_bytes,
-    store_u8,
-    trailing_zeros,
-)
+from logquarry.format.kernels import bytes as mem
+from logquarry.format.kernels.bytes import Array, kernel
 
 
 def name_table(names: Sequence[str]) -> tuple[Array, Array, Array]:
@@ -45,7 +30,7 @@ def which_name(key: int, length: int, data: Array, lengths: Array, starts: Array
             same = True
             start = starts[name]
             for k in range(length):
-                if load_u8(key + k) != data[start + k]:
+                if mem.load_u8(key + k) != data[start + k]:
                     same = False
                     break
             if same:
@@ -71,7 +56,7 @@ def bad_utf8(address: int, rows: Array, count: int) -> int:
     for i in range(count):
         start = address + rows[i, POSITION] + rows[i, PROPS_AT]
         length = rows[i, PROPS_LENGTH]
-        if not is_ascii(start, length) and not is_utf8(start, length):
+        if not mem.is_ascii(start, length) and not mem.is_utf8(start, length):
             bad += 1
     return bad
 
@@ -83,13 +68,13 @@ def mark_suspects(address: int, rows: Array, count: int, marks: Array) -> None:
         place = address + rows[i, POSITION]
         topic, topic_length = place + rows[i, TOPIC_AT], rows[i, TOPIC_LENGTH]
         props, props_length = place + rows[i, PROPS_AT], rows[i, PROPS_LENGTH]
-        if is_plain(topic, topic_length) and is_plain(props, props_length):
+        if mem.is_plain(topic, topic_length) and mem.is_plain(props, props_length):
             continue
         if (
-            has_zero(topic, topic_length)
-            or has_zero(props, props_length)
-            or not is_utf8(topic, topic_length)
-            or not is_utf8(props, props_length)
+            mem.has_zero(topic, topic_length)
+            or mem.has_zero(props, props_length)
+            or not mem.is_utf8(topic, topic_length)
+            or not mem.is_utf8(props, props_length)
         ):
             marks[i] = 1
 
@@ -99,14 +84,14 @@ def next_separator(address: int, at: int, stop: int) -> int:
     """Return the first position in ``[at, stop)`` with a separator, or ``stop``."""
     while at < stop:
         if at + 8 <= stop:
-            word = load_raw64(address + at)
+            word = mem.load_raw64(address + at)
             # The subtraction sets the high bit of each byte below 3. The separators are 1 and 2.
             low = (word - np.uint64(0x0303030303030303)) & ~word & np.uint64(0x8080808080808080)
             if low == 0:
                 at += 8
                 continue
-            at += trailing_zeros(low) >> 3
-        byte = load_u8(address + at)
+            at += mem.trailing_zeros(low) >> 3
+        byte = mem.load_u8(address + at)
         if byte == _NAME_VALUE or byte == _PROPERTY:
             return at
         at += 1
@@ -130,12 +115,12 @@ def mark_named(
         stop = start + rows[i, PROPS_LENGTH]
         at = start
         while at + size < stop:
-            last = load_u8(at + size - 1)
-            if last == name[size - 1] and load_u8(at + size) == _NAME_VALUE:
+            last = mem.load_u8(at + size - 1)
+            if last == name[size - 1] and mem.load_u8(at + size) == _NAME_VALUE:
                 k = 0
-                while k < size and load_u8(at + k) == name[k]:
+                while k < size and mem.load_u8(at + k) == name[k]:
                     k += 1
-                if k == size and (at == start or load_u8(at - 1) == _PROPERTY):
+                if k == size and (at == start or mem.load_u8(at - 1) == _PROPERTY):
                     marks[i] = 1
                     break
             at += shifts[last]
@@ -178,7 +163,7 @@ def parse_properties(
         while position < stop:
             middle = -1
             at = next_separator(address, position, stop)
-            while at < stop and load_u8(address + at) == _NAME_VALUE:
+            while at < stop and mem.load_u8(address + at) == _NAME_VALUE:
                 if middle < 0:
                     middle = at
                 at = next_separator(address, at + 1, stop)
@@ -192,7 +177,9 @@ def parse_properties(
                     starts[name, i] = middle + 1
                     lengths[name, i] = value_length
                 if want_pairs:
-                    slot = np.int64(hash_bytes(address + position, key_length) & np.uint64(mask))
+                    slot = np.int64(
+                        mem.hash_bytes(address + position, key_length) & np.uint64(mask)
+                    )
                     while True:
                         if stamps[slot] != i + 1:
                             stamps[slot] = i + 1
@@ -204,7 +191,7 @@ def parse_properties(
                             used += 1
                             break
                         other = table[slot]
-                        if pairs[1, other] == key_length and same_bytes(
+                        if pairs[1, other] == key_length and mem.same_bytes(
                             address + pairs[0, other], address + position, key_length
                         ):
                             pairs[2, other] = middle + 1
@@ -227,7 +214,7 @@ def plain_number(address: int, digits: int) -> int:
         return -1
     value = 0
     for k in range(digits):
-        digit = np.int64(load_u8(address + k)) - 48
+        digit = np.int64(mem.load_u8(address + k)) - 48
         if digit < 0 or digit > 9:
             return -1
         value = value * 10 + digit
@@ -257,11 +244,11 @@ def tags_codes(
         length = lengths[TAGS, i]
         code = np.int64(0)
         if length > 0:
-            code = java_hash(address + starts[TAGS, i], length)
+            code = mem.java_hash(address + starts[TAGS, i], length)
         digits = lengths[DELAY, i]
         if digits > 0 and rows[i, TOPIC_LENGTH] == SCHEDULE_TOPIC.shape[0]:
             topic = address + rows[i, POSITION] + rows[i, TOPIC_AT]
-            if same_bytes(topic, SCHEDULE_TOPIC.ctypes.data, SCHEDULE_TOPIC.shape[0]):
+            if mem.same_bytes(topic, SCHEDULE_TOPIC.ctypes.data, SCHEDULE_TOPIC.shape[0]):
                 level = min(plain_number(address + starts[DELAY, i], digits), levels.shape[0])
                 if level < 0:
                     odd[left_over] = i
@@ -303,13 +290,13 @@ def hash_keys(
 ) -> int:
     """Append the hashes of a frame's UNIQ_KEY and words in KEYS. Return the number of hashes."""
     if uniq_length > 0:
-        value = java_hash_on(prefix, uniq, uniq_length)
+        value = mem.java_hash_on(prefix, uniq, uniq_length)
         used = _add_hash(value, raw, frame, hashes, numbers, used)
     begin = np.int64(0)
     for at in range(keys_length + 1):
-        if at == keys_length or load_u8(keys + at) == _SPACE:
+        if at == keys_length or mem.load_u8(keys + at) == _SPACE:
             if at > begin:
-                value = java_hash_on(prefix, keys + begin, at - begin)
+                value = mem.java_hash_on(prefix, keys + begin, at - begin)
                 used = _add_hash(value, raw, frame, hashes, numbers, used)
             begin = np.int64(at + 1)
     return used
@@ -353,7 +340,7 @@ def index_keys(
         )
         length = lengths[TAGS, i]
         if length > 0 and len(tag_prefixes) > 0:
-            value = java_hash_on(tag_prefixes[i], address + starts[TAGS, i], length)
+            value = mem.java_hash_on(tag_prefixes[i], address + starts[TAGS, i], length)
             used = _add_hash(value, raw, i, hashes, numbers, used)
     return used
 
@@ -383,7 +370,7 @@ _MOST_PAIRS = 64
 
 @kernel
 def _is_true(address: int, length: int) -> bool:
-    return length == _TRUE.shape[0] and same_bytes(address, _TRUE.ctypes.data, length)
+    return length == _TRUE.shape[0] and mem.same_bytes(address, _TRUE.ctypes.data, length)
 
 
 @kernel
@@ -392,11 +379,11 @@ def _put_pair(
 ) -> int:
     """Append a property to the string that begins at ``start``."""
     if out > start:
-        store_u8(out, _PROPERTY)
+        mem.store_u8(out, _PROPERTY)
         out += 1
-    copy_short(out, key, key_length)
-    store_u8(out + key_length, _NAME_VALUE)
-    copy_short(out + key_length + 1, value, value_length)
+    mem.copy_short(out, key, key_length)
+    mem.store_u8(out + key_length, _NAME_VALUE)
+    mem.copy_short(out + key_length + 1, value, value_length)
     return out + key_length + 1 + value_length
 
 
@@ -441,7 +428,7 @@ def property_strings(
                 odd[i] = 1
                 break
             for other in range(first, pair):
-                if pair_spans[1, other] == name_length and same_bytes(
+                if pair_spans[1, other] == name_length and mem.same_bytes(
                     pair_spans[0, other], name_at, name_length
                 ):
                     odd[i] = 1
@@ -483,7 +470,7 @@ def look_into(count: int, at: Array, lengths: Array, odd: Array) -> None:
         while position < length:
             middle = next_separator(start, position, length)
             stop = middle
-            while stop < length and load_u8(start + stop) == _NAME_VALUE:
+            while stop < length and mem.load_u8(start + stop) == _NAME_VALUE:
                 stop = next_separator(start, stop + 1, length)
             name = which_name(
                 start + position,

@@ -11,32 +11,8 @@ import numpy as np
 
 from logquarry.format import arrays as r
 from logquarry.format import frame
-from logquarry.format.kernels.bytes import (
-    BLANK_SIZE,
-    BODY_AT_V4,
-    BORN_V6,
-    CRC_MASK,
-    FIXED_V1,
-    HEAD,
-    HEAD_SIZE,
-    HOST_EXTRA,
-    MAGIC_BLANK,
-    MAGIC_FIRST,
-    MAGIC_V1,
-    MAGIC_V2,
-    STORE_V6,
-    TAIL,
-    TAIL_SIZE,
-    Array,
-    crc32,
-    kernel,
-    load_i16,
-    load_i32,
-    load_i64,
-    load_raw64,
-    load_u8,
-    prefetch,
-)
+from logquarry.format.kernels import bytes as mem
+from logquarry.format.kernels.bytes import HEAD, TAIL, Array, kernel
 
 ENTRY_HEAD_SIZE = frame.ENTRY_HEAD.size
 _ENTRY_HEAD = frame.ENTRY_HEAD.at
@@ -72,57 +48,57 @@ def check_frame(
     """
     left = end - position
     here = window - position
-    if left < BLANK_SIZE:
+    if left < mem.BLANK_SIZE:
         return DAMAGE.TRUNCATED
-    if here < BLANK_SIZE:
+    if here < mem.BLANK_SIZE:
         return r.NEED_MORE
     at = address + position
-    size = load_i32(at)
-    magic = load_i32(at + HEAD.magic)
-    if magic == MAGIC_BLANK:
+    size = mem.load_i32(at)
+    magic = mem.load_i32(at + HEAD.magic)
+    if magic == mem.MAGIC_BLANK:
         return r.BLANK if size == left else DAMAGE.BAD_BLANK
-    if magic != MAGIC_V1 and magic != MAGIC_V2:
+    if magic != mem.MAGIC_V1 and magic != mem.MAGIC_V2:
         return DAMAGE.ZEROED if size == 0 and magic == 0 else DAMAGE.BAD_MAGIC
-    topic_length_size = 1 if magic == MAGIC_V1 else 2
-    fixed = FIXED_V1 - 1 + topic_length_size
+    topic_length_size = 1 if magic == mem.MAGIC_V1 else 2
+    fixed = mem.FIXED_V1 - 1 + topic_length_size
     if size < fixed or size > left:
         return DAMAGE.BAD_SIZE
-    if here < HEAD_SIZE:
+    if here < mem.HEAD_SIZE:
         return r.NEED_MORE
-    flags = load_i32(at + HEAD.sys_flag)
+    flags = mem.load_i32(at + HEAD.sys_flag)
     hosts = 0
-    if flags & BORN_V6:
-        hosts += HOST_EXTRA
-    if flags & STORE_V6:
-        hosts += HOST_EXTRA
+    if flags & mem.BORN_V6:
+        hosts += mem.HOST_EXTRA
+    if flags & mem.STORE_V6:
+        hosts += mem.HOST_EXTRA
     fixed += hosts
     if size < fixed:
         return DAMAGE.BAD_SIZE
-    if load_i64(at + HEAD.physical_offset) != base + position:
+    if mem.load_i64(at + HEAD.physical_offset) != base + position:
         return DAMAGE.BAD_PHYSICAL_OFFSET
     if size > here:
         return r.NEED_MORE
     room = size - fixed
-    body_at = BODY_AT_V4 + hosts
-    body_length = load_i32(at + body_at - TAIL_SIZE + TAIL.body_length)
+    body_at = mem.BODY_AT_V4 + hosts
+    body_length = mem.load_i32(at + body_at - mem.TAIL_SIZE + TAIL.body_length)
     if body_length < 0 or body_length > room:
         return DAMAGE.BAD_BODY_LENGTH
     length_at = body_at + body_length
-    topic_length = np.int64(np.int8(load_u8(at + length_at)))
+    topic_length = np.int64(np.int8(mem.load_u8(at + length_at)))
     if topic_length_size == 2:
-        topic_length = np.int64(load_i16(at + length_at))
+        topic_length = np.int64(mem.load_i16(at + length_at))
     if topic_length < 0 or topic_length > room - body_length:
         return DAMAGE.BAD_TOPIC_LENGTH
     topic_at = length_at + topic_length_size
     length_at = topic_at + topic_length
-    props_length = np.int64(load_i16(at + length_at))
+    props_length = np.int64(mem.load_i16(at + length_at))
     if props_length < 0:
         return DAMAGE.BAD_PROPERTIES_LENGTH
     if body_length + topic_length + props_length != room:
         return DAMAGE.BAD_LENGTH_SUM
     if check_crc and body_length > 0:
-        crc = crc32(crc_function, at + body_at, body_length) & CRC_MASK
-        if np.int64(crc) != np.int64(load_i32(at + HEAD.body_crc)):
+        crc = mem.crc32(crc_function, at + body_at, body_length) & mem.CRC_MASK
+        if np.int64(crc) != np.int64(mem.load_i32(at + HEAD.body_crc)):
             return DAMAGE.BAD_BODY_CRC
     row[r.POSITION] = position
     row[r.SIZE] = size
@@ -141,12 +117,12 @@ def has_head(address: int, position: int, window: int, end: int, base: int) -> b
     if window - position < ENTRY_HEAD_SIZE:
         return False
     at = address + position
-    size = np.int64(load_i32(at + _ENTRY_HEAD.size))
+    size = np.int64(mem.load_i32(at + _ENTRY_HEAD.size))
     return (
-        load_i32(at) == ENTRY_MAGIC
+        mem.load_i32(at) == ENTRY_MAGIC
         and ENTRY_HEAD_SIZE < size <= end - position
-        and load_i64(at + _ENTRY_HEAD.position) == base + position
-        and np.int64(load_i32(at + _ENTRY_HEAD.body_size)) == size - ENTRY_HEAD_SIZE
+        and mem.load_i64(at + _ENTRY_HEAD.position) == base + position
+        and np.int64(mem.load_i32(at + _ENTRY_HEAD.body_size)) == size - ENTRY_HEAD_SIZE
     )
 
 
@@ -180,7 +156,7 @@ def walk(
         ahead = min(position + PREFETCH_AHEAD, window)
         asked = max(asked, position)
         while asked < ahead:
-            prefetch(address + asked)
+            mem.prefetch(address + asked)
             asked += CACHE_LINE
         place = position
         if has_heads:
@@ -189,8 +165,11 @@ def walk(
                 if place >= stop:
                     position = place
                     break
-            elif window - position >= BLANK_SIZE and load_i32(address + position) == ENTRY_BLANK:
-                if np.int64(load_i32(address + position + _ENTRY_HEAD.size)) == end - position:
+            elif (
+                window - position >= mem.BLANK_SIZE
+                and mem.load_i32(address + position) == ENTRY_BLANK
+            ):
+                if np.int64(mem.load_i32(address + position + _ENTRY_HEAD.size)) == end - position:
                     return count, position, r.BLANK
             elif window - position < ENTRY_HEAD_SIZE and window < end:
                 return count, position, r.NEED_MORE
@@ -257,20 +236,20 @@ def find_frame(
     position = start
     last = min(stop, window - HEAD.magic)
     while position < last:
-        if load_u8(address + position + HEAD.magic) == MAGIC_FIRST:
-            if window - position < BLANK_SIZE:
+        if mem.load_u8(address + position + HEAD.magic) == mem.MAGIC_FIRST:
+            if window - position < mem.BLANK_SIZE:
                 if window < end:
                     return position, r.NEED_MORE
                 position += 1
                 continue
-            magic = load_i32(address + position + HEAD.magic)
-            if magic == MAGIC_V1 or magic == MAGIC_V2:
+            magic = mem.load_i32(address + position + HEAD.magic)
+            if magic == mem.MAGIC_V1 or magic == mem.MAGIC_V2:
                 code = check_frame(
                     address, position, window, end, base, crc_function, check_crc, row
                 )
                 if code == r.REACHED_STOP or code == r.NEED_MORE:
                     return position, code
-        elif position + 16 < last and load_raw64(address + position + HEAD.magic) == 0:
+        elif position + 16 < last and mem.load_raw64(address + position + HEAD.magic) == 0:
             # Preallocated files are full of zeros, so compare eight bytes at a time.
             position += 8
             continue
@@ -284,8 +263,8 @@ def find_frame(
 def last_nonzero(address: int, start: int, stop: int) -> int:
     """Return the position after the last non-zero byte in ``[start, stop)``, or ``start``."""
     position = stop
-    while position - 8 >= start and load_raw64(address + position - 8) == 0:
+    while position - 8 >= start and mem.load_raw64(address + position - 8) == 0:
         position -= 8
-    while position > start and load_u8(address + position - 1) == 0:
+    while position > start and mem.load_u8(address + position - 1) == 0:
         position -= 1
     return position
