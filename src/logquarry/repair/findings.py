@@ -107,7 +107,8 @@ KINDS: Final[Mapping[str, Kind]] = {
         Action.READ,
         "the queue id in a frame has changed, and the message is in its right queue, so consumers "
         "get it",
-        "nothing: recover and rebuild keep the message in its right queue",
+        "nothing: recover and rebuild keep the message in its right queue, and salvage corrects "
+        "the queue id",
     ),
     "suspect_text": _damage(Action.READ, "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": _damage(

@@ -15,6 +15,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.repair.salvage.losses import QueueNotes, merged, ranges_of
 from logquarry.repair.salvage.plan import plan_salvage
 from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.verification import verify_store
 from tests.helpers.files import flip, overwrite
 from tests.helpers.small_store import opened
 
@@ -97,19 +98,42 @@ def lost_in(root: Path) -> dict[tuple[str, int], list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("number", [0, 1, 10, 19])
-@pytest.mark.parametrize(("what", "bits"), [(b"orders", 1), ("queue id", 4)])
-def test_a_frame_that_names_another_queue_is_lost_in_its_own(
-    what: bytes | str, bits: int, number: int, two_queues: Path
-) -> None:
-    """No CRC covers topic and queue id."""
+def test_a_frame_that_names_another_topic_is_lost_in_its_own(number: int, two_queues: Path) -> None:
+    """No CRC covers the topic."""
     with lq.MessageStore.open(two_queues) as store:
         found = store.get("orders", 1, number, 1).messages[0]
         frame = store.get_data(found.physical_offset, found.size)
-    at = HEAD.offsets["queue_id"] + 3 if isinstance(what, str) else frame.index(what)
-    flip(two_queues / "commitlog" / f"{0:020d}", found.physical_offset + at, bits)
+    log = two_queues / "commitlog" / f"{0:020d}"
+    flip(log, found.physical_offset + frame.index(b"orders"), 1)
     assert lost_in(two_queues) == {("orders", 1): [(number, number + 1)]}
     salvaged = salvage_store(StoreLayout.open(two_queues).by_content(), two_queues.parent / "new")
     assert not salvaged.is_whole and salvaged.plan.messages == 40
+
+
+@pytest.mark.parametrize("number", [0, 1, 10, 19])
+@pytest.mark.parametrize("bits", [1, 4])
+def test_a_harmed_queue_id_is_corrected(bits: int, number: int, two_queues: Path) -> None:
+    """No CRC covers the queue id. With bit 1, the frame names a queue that has another message at
+    this queue offset: this message must keep its place.
+    """
+    with lq.MessageStore.open(two_queues) as store:
+        found = store.get("orders", 1, number, 1).messages[0]
+    at = found.physical_offset + HEAD.offsets["queue_id"] + 3
+    flip(two_queues / "commitlog" / f"{0:020d}", at, bits)
+    into = two_queues.parent / "new"
+    salvaged = salvage_store(StoreLayout.open(two_queues).by_content(), into)
+    assert salvaged.is_whole
+    assert salvaged.plan.queue_ids == {found.physical_offset: 1}
+    with lq.MessageStore.open(into) as store:
+        assert {(m.queue_id, m.queue_offset) for m in store.scan()} == {
+            (queue_id, offset) for queue_id in (0, 1) for offset in range(20)
+        }
+        for queue_id in (0, 1):
+            got = store.get("orders", queue_id, 0, 32).messages
+            assert [(m.queue_id, m.queue_offset) for m in got] == [
+                (queue_id, offset) for offset in range(20)
+            ]
+    assert not verify_store(StoreLayout.open(into)).findings
 
 
 def test_swapped_queue_files_lose_nothing(two_queues: Path) -> None:
