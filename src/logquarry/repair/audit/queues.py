@@ -33,6 +33,7 @@ from logquarry.repair.audit.differences import (
     EntryGroup,
     LostSpans,
     TagsRule,
+    and_more,
     queue_file_differences,
     queue_name,
     same_entries,
@@ -67,6 +68,7 @@ class SeenMessages:
         gaps: (start, stop) of missing queue offsets between the first and the last message.
         log_start: start of the log, read after the queue's files were listed; None if not yet read.
         harmed: the frames with a wrong queue offset; None if the queue has no files.
+        strays: (physical offset, queue offset) of the frames that have no place in the queue.
     """
 
     queue: Queue | None
@@ -80,6 +82,7 @@ class SeenMessages:
     gaps: list[tuple[int, int]] = field(default_factory=list)
     log_start: int | None = None
     harmed: HarmedOffsets | None = None
+    strays: list[tuple[int, int]] = field(default_factory=list)
 
     def note(self, kind: str, offsets: Int64, which: Bools, reason: str) -> None:
         """Record the entries that differ in one way; ``reason`` describes the first such entry."""
@@ -163,7 +166,8 @@ class QueuesAudit:
     def _own_messages(
         self, key: QueueKey, seen: SeenMessages, values: dict[str, Any], *, is_end: bool
     ) -> dict[str, Any]:
-        """Leave out the frames of other queues, whose topic or queue id damage has changed.
+        """Leave out the frames of other queues, whose topic or queue id damage has changed, and the
+        frames that have no place in the queue.
 
         A frame is left out if this queue lacks its entry, another queue has the entry, and the
         messages before and after the frame have consecutive queue offsets. Two cases do not need
@@ -171,6 +175,10 @@ class QueuesAudit:
         and the queue's last message in the log (``is_end``). If this last message does not continue
         the queue offsets, the other queue can be of any topic. If this queue lacks the entry of the
         last message in ``values``, the method holds the message back until the next call.
+
+        A frame has no place if the messages before and after it have consecutive queue offsets, its
+        own queue offset is lower, and the queue lacks its entry. Rebuild and recover write no entry
+        for such a frame (:mod:`.right_offsets`).
         """
         held = self._held.pop(key, None)
         if held is not None:
@@ -198,6 +206,10 @@ class QueuesAudit:
             is_next = at == last and offsets[last] == expected[last]
             names = self._by_topic.get(key[0], []) if is_next else self._sorted
             stays[at] = not self._is_of_another(key, seen, values, at, names)
+            is_lower = at != last and offsets[at] < expected[at]
+            if stays[at] and is_lower and not seen.harmed.has(*_entry_of(values, at)):
+                stays[at] = False
+                seen.strays.append((int(values["physical_offset"][at]), int(offsets[at])))
         if not is_end and stays[last] and not seen.harmed.has(*_entry_of(values, last)):
             stays[last] = False
             self._held[key] = {name: column[last:] for name, column in values.items()}
@@ -406,6 +418,12 @@ class QueuesAudit:
             return
         if seen.harmed is not None and seen.harmed.count:
             yield seen.harmed.difference(self.layout)
+        for place, offset in seen.strays[:1]:
+            text = (
+                f"another message has offset {offset} in {queue_name(key)}, so this one is in no "
+            )
+            text += f"queue: its queue id or queue offset has changed{and_more(len(seen.strays))}"
+            yield Difference("harmed_queue_id", self.layout.log_file(place), place, text)
         for group in seen.groups.values():
             yield self._difference(queue, group)
         if seen.messages and seen.next_offset > queue.max_offset:

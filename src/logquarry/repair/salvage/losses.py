@@ -62,12 +62,14 @@ class QueueStory:
         next: one past the last queue offset.
         gaps: ranges of queue offsets between ``first`` and ``next`` that no message has.
         mended: physical offset -> corrected queue offset, for each harmed queue offset.
+        strays: physical offset -> queue offset, for each frame that has no place in the queue.
     """
 
     first: int
     next: int
     gaps: tuple[Range, ...] = ()
     mended: dict[int, int] = field(default_factory=dict)
+    strays: dict[int, int] = field(default_factory=dict)
 
     def has(self, offsets: Int64) -> Bools:
         """Return a mask: whether the queue has a message at each queue offset."""
@@ -97,6 +99,7 @@ class QueueNotes:
         self._count = 0
         self._breaks: list[_Break] = []
         self._impossible: dict[int, int] = {}
+        self._strays: dict[int, int] = {}
 
     @property
     def next(self) -> int:
@@ -154,7 +157,7 @@ class QueueNotes:
                         f"message before it {found.before}: one of them is invalid"
                     )
                 gaps.append((found.before + 1, found.offset))
-        return QueueStory(first, end, tuple(gaps), mended)
+        return QueueStory(first, end, tuple(gaps), mended, self._strays)
 
     def _mend(self, is_queued: IsQueued) -> dict[int, int]:
         """Correct the harmed queue offsets, drop their breaks, and return the corrected offsets."""
@@ -178,6 +181,9 @@ class QueueNotes:
             if not here.is_own:
                 kept.append(here)
                 at += 1
+            elif follows and behind is not None and _is_stray(here, behind.offset, is_queued):
+                self._strays[here.place] = here.offset
+                at += 2
             elif follows and behind is not None and _is_harmed(here, behind.offset, is_queued):
                 mended[here.place] = here.before + 1
                 end = here.before + here.count
@@ -209,6 +215,15 @@ def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
     if is_queued(here.place, here.before + 1):
         return True
     return here.offset > 0 and not is_queued(here.place, here.offset)
+
+
+def _is_stray(here: _Break, behind: int, is_queued: IsQueued) -> bool:
+    """Whether a message has no place in the queue: the previous and the next message have
+    consecutive queue offsets, and the message has a lower one. ``behind`` is the queue offset of
+    the next message. Damage has changed the frame's queue id, topic or queue offset.
+    """
+    is_between = here.offset <= here.before and behind == here.before + 1
+    return is_between and not is_queued(here.place, here.offset)
 
 
 def _is_harmed(here: _Break, behind: int, is_queued: IsQueued) -> bool:
@@ -373,6 +388,21 @@ def misnamed_messages(
                     LostSpan(place, 0, "queue_misplaced", layout.log_file(place), reason, lost)
                 )
     return found
+
+
+def stray_messages(
+    layout: StoreLayout, queues: Mapping[QueueKey, QueueStory]
+) -> Iterator[LostSpan]:
+    """Yield the messages that have no place in the queue that their frames name. The new log has
+    these messages, but no queue has them.
+    """
+    for key, story in sorted(queues.items()):
+        for place, offset in sorted(story.strays.items()):
+            reason = (
+                f"another message has offset {offset} of {key[0]}/{key[1]}: damage has changed the "
+                "frame's queue id or queue offset. The message is saved, but in no queue"
+            )
+            yield LostSpan(place, 0, "harmed_queue_id", layout.log_file(place), reason)
 
 
 def lost_by_queue(

@@ -385,6 +385,7 @@ class _Planner:
         plan.lost += losses.misnamed_messages(
             self._layout, plan.queues, lambda starts: places.of(starts) >= 0
         )
+        plan.lost += losses.stray_messages(self._layout, plan.queues)
         plan.lost.sort(key=lambda span: span.offset)
         gaps = {key: story.gaps for key, story in plan.queues.items()}
         for (topic, _), ranges in losses.lost_by_queue(plan.lost, gaps).items():

@@ -113,7 +113,9 @@ class SalvageTarget:
 
     def build(self, plan: SalvagePlan, progress: Progress | None = None) -> None:
         """Make queues, index, checkpoint and durable offset of the new store from its log."""
-        recovery = plan_safe(self.work, plan.config, progress=progress, mends=False)
+        # The log has right queue offsets now, except in frames that have no place in their queues.
+        mends = any(story.strays for story in plan.queues.values())
+        recovery = plan_safe(self.work, plan.config, progress=progress, mends=mends)
         if recovery.message_count != plan.messages or recovery.damage:
             raise StoreUnavailable(
                 f"{self.work}: {plan.messages} messages were written, but "

@@ -12,12 +12,13 @@ import pytest
 import logquarry as lq
 from logquarry.format.frame import HEAD
 from logquarry.log.layout import StoreLayout
+from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.salvage.losses import QueueNotes, merged, ranges_of
 from logquarry.repair.salvage.plan import plan_salvage
 from logquarry.repair.salvage.salvage import salvage_store
 from logquarry.repair.verification import verify_store
 from tests.helpers.files import flip, overwrite
-from tests.helpers.small_store import opened
+from tests.helpers.small_store import config, opened
 
 
 def notes(*offsets: int) -> QueueNotes:
@@ -134,6 +135,37 @@ def test_a_harmed_queue_id_is_corrected(bits: int, number: int, two_queues: Path
                 (queue_id, offset) for offset in range(20)
             ]
     assert not verify_store(StoreLayout.open(into)).findings
+
+
+def test_a_frame_without_a_place_takes_no_place_of_another(two_queues: Path) -> None:
+    """Without the queues, the right queue of a frame with a harmed queue id is unknown. The frame
+    names queue 0, which has another message at its queue offset.
+    """
+    root = two_queues
+    with lq.MessageStore.open(root, mode="rw") as store:
+        for _ in range(4):
+            store.put(lq.Message("orders", b"b" * 50, queue_id=0))
+        place = store.put(lq.Message("orders", b"stray", queue_id=1)).physical_offset
+        for _ in range(4):
+            store.put(lq.Message("orders", b"b" * 50, queue_id=0))
+    at = place + HEAD.offsets["queue_id"]
+    size = config().mapped_file_size_commit_log or 0
+    file = at // size * size
+    overwrite(root / "commitlog" / f"{file:020d}", at - file, (0).to_bytes(4))
+    shutil.rmtree(root / "consumequeue")
+    into = root.parent / "new"
+    salvaged = salvage_store(StoreLayout.open(root, config()).by_content(), into)
+    assert [(span.kind, span.offset) for span in salvaged.plan.lost] == [("harmed_queue_id", place)]
+    rebuild(root, apply=True, config=config())
+    for where in (root, into):
+        with lq.MessageStore.open(where, config=config()) as store:
+            assert len(list(store.scan())) == 49
+            # A get ends at the end of a queue file.
+            got = [one for at in range(28) for one in store.get("orders", 0, at, 1).messages]
+            assert [message.queue_offset for message in got] == list(range(28))
+            assert all(message.body == b"b" * 50 for message in got)
+        findings = verify_store(StoreLayout.open(where, config())).findings
+        assert [one.kind for one in findings if one.severity == "damage"] == ["harmed_queue_id"]
 
 
 def test_swapped_queue_files_lose_nothing(two_queues: Path) -> None:
