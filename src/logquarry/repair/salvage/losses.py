@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from logquarry.format import sys_flag
 from logquarry.format.arrays import Bools, Int64, consecutive
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.queue_entry import QueueEntry
@@ -338,13 +339,15 @@ def misnamed_messages(
     is_saved: Callable[[Int64], Bools],
 ) -> list[LostSpan]:
     """Find messages whose frames name the wrong queue, because damage has changed the topic or the
-    queue id. Salvage saves such a message in the wrong queue.
+    queue id, or no queue, because damage has changed the transaction type. Salvage saves such a
+    message in the wrong queue, or in no queue.
 
     The frame counts as damaged if all of these conditions are true. Because of them, the function
     reports neither swapped queue files nor entries of truncated messages:
 
     - A queue that the frame does not name has an entry that points to the frame, with the frame's
-      size and queue offset.
+      size and queue offset. Or the named queue has this entry, although the frame is a half message
+      or a rollback, which are in no queue.
     - In this queue, the entry before or after this entry is right.
     - The queue that the frame names has no right entry at this queue offset.
     """
@@ -374,15 +377,18 @@ def misnamed_messages(
                 if frame is None or frame.queue_offset != offset:
                     continue
                 named = frame.queue_key
-                if named == key or (named in there and is_right(named, offset)):
+                if named != key and named in there and is_right(named, offset):
+                    continue
+                if named == key and sys_flag.advances_queue(frame.sys_flag):
                     continue
                 if not (is_right(key, offset - 1) or is_right(key, offset + 1)):
                     continue
                 place = entry.physical_offset
-                reason = (
-                    f"entry {offset} of {key[0]}/{key[1]} points to it, but its frame names the "
-                    f"queue {named[0]}/{named[1]}: it is saved there"
-                )
+                words = f"entry {offset} of {key[0]}/{key[1]} points to it, but its frame"
+                if named == key:
+                    reason = f"{words} is a half message or a rollback: it is saved, in no queue"
+                else:
+                    reason = f"{words} names the queue {named[0]}/{named[1]}: it is saved there"
                 lost: LostOffsets = {key: [(offset, offset + 1)]}
                 found.append(
                     LostSpan(place, 0, "queue_misplaced", layout.log_file(place), reason, lost)

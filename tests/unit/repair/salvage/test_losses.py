@@ -137,6 +137,18 @@ def test_a_harmed_queue_id_is_corrected(bits: int, number: int, two_queues: Path
     assert not verify_store(StoreLayout.open(into)).findings
 
 
+@pytest.mark.parametrize("bits", [4, 12])
+def test_a_frame_with_a_wrong_transaction_type_is_lost_in_its_queue(
+    bits: int, two_queues: Path
+) -> None:
+    """No CRC covers SYSFLAG. No queue gets half messages (4) and rollbacks (12)."""
+    with lq.MessageStore.open(two_queues) as store:
+        place = store.get("orders", 1, 10, 1).messages[0].physical_offset
+    at = place + HEAD.offsets["sys_flag"] + 3
+    flip(two_queues / "commitlog" / f"{0:020d}", at, bits)
+    assert lost_in(two_queues) == {("orders", 1): [(10, 11)]}
+
+
 def test_a_frame_without_a_place_takes_no_place_of_another(two_queues: Path) -> None:
     """Without the queues, the right queue of a frame with a harmed queue id is unknown. The frame
     names queue 0, which has another message at its queue offset.
