@@ -204,6 +204,9 @@ def _notes(found: Salvaged) -> list[str]:
     if plan.rotten_offsets:
         count = plural(plan.rotten_offsets, "impossible queue offset")
         lines.append(f"{count} corrected from the neighbours in the queue")
+    if plan.queue_ids:
+        count = plural(len(plan.queue_ids), "wrong queue id")
+        lines.append(f"{count} corrected: the entries of the old queues show the right queue")
     if plan.ends:
         count = plural(plan.ends, "transaction end")
         lines.append(f"{count} whose half message is lost")

@@ -74,6 +74,9 @@ class Disk:
         """Allocate all blocks of the file's first ``size`` bytes, and extend the file if it is
         shorter.
         """
+        if not size:
+            # posix_fallocate refuses a length of 0 (EINVAL).
+            return
         if sys.platform != "darwin":
             os.posix_fallocate(descriptor, 0, size)
         else:

@@ -31,6 +31,16 @@ def test_a_new_file_has_its_blocks_and_is_durable(disk: FaultyDisk, tmp_path: Pa
     disk.close(descriptor)
 
 
+def test_an_empty_file_can_replace_a_file(disk: FaultyDisk, tmp_path: Path) -> None:
+    """A crash can leave empty files in ``config/``; salvage copies them. posix_fallocate refuses
+    the length 0.
+    """
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    disk.replace(path, b"")
+    assert path.read_bytes() == b""
+
+
 def test_a_failed_allocation_leaves_nothing(disk: FaultyDisk, tmp_path: Path) -> None:
     disk.failing["allocate"] = ENOSPC
     with pytest.raises(StoreUnavailable, match="no room"):

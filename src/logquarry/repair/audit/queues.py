@@ -62,6 +62,7 @@ class SeenMessages:
         log_start: start of the log, read after the queue's files were listed; None if not yet read.
         harmed: physical offset and size of the first frame with a harmed queue offset, and a text.
         harmed_count: number of frames with a harmed queue offset.
+        strays: (physical offset, queue offset) of the frames that have no place in the queue.
     """
 
     queue: Queue | None
@@ -76,6 +77,7 @@ class SeenMessages:
     log_start: int | None = None
     harmed: tuple[int, int, str] = (0, 0, "")
     harmed_count: int = 0
+    strays: list[tuple[int, int]] = field(default_factory=list)
     # Queue offset and entry of the queue's first message, until its second message is read.
     _first: tuple[int, Units] | None = None
 
@@ -126,7 +128,24 @@ class SeenMessages:
                     right[start : start + count] = np.arange(following, following + count)
                     self._note_harmed(units[:count], own, following)
             following = int(right[stop - 1]) + 1
-        return replace(part, offsets=right)
+        return self._without_strays(replace(part, offsets=right))
+
+    def _without_strays(self, part: QueuePart) -> QueuePart:
+        """Leave out the frames that have no place in the queue, and record them.
+
+        A frame has no place if the messages before and after it have consecutive queue offsets, its
+        own queue offset is lower, and the queue lacks its entry. Rebuild and recover write no entry
+        for such a frame (:mod:`.right_offsets`).
+        """
+        offsets = part.offsets
+        expected = np.append(self.next_offset, offsets[:-1] + 1)
+        is_lower = (offsets[1:] == expected[:-1]) & (offsets[:-1] < expected[:-1])
+        stays = np.ones(len(offsets), np.bool_)
+        for at in np.flatnonzero(is_lower).tolist() if self.messages else ():
+            if not self._count_same(int(offsets[at]), part.units[at : at + 1]):
+                stays[at] = False
+                self.strays.append((int(part.units["physical_offset"][at]), int(offsets[at])))
+        return part if stays.all() else part[stays]
 
     def _correct_first(self, part: QueuePart) -> None:
         """Correct the queue offset of the queue's first message if the second message, with which
@@ -377,6 +396,12 @@ class QueuesAudit:
             at, size, text = seen.harmed
             file, text = self.layout.log_file(at), text + and_more(seen.harmed_count)
             yield finding("harmed_queue_offset", file, at, text, size)
+        for place, offset in seen.strays[:1]:
+            text = (
+                f"another message has offset {offset} in {queue_name(key)}, so this one is in no "
+                f"queue: its queue id or queue offset has changed{and_more(len(seen.strays))}"
+            )
+            yield finding("harmed_queue_id", self.layout.log_file(place), place, text)
         for group in seen.groups.values():
             yield self._difference(queue, group)
         if seen.messages and seen.next_offset > queue.max_offset:

@@ -45,6 +45,7 @@ _MOST: Final = 100
 def timer_faults(layout: StoreLayout) -> Iterator[Finding]:
     """Yield the faults of wheel, timer log and ``timercheck``."""
     names = {entry.name for entry in layout.filesystem.list("")}
+    yield from _wrong_sizes(layout)
     try:
         check = read_check(layout)
     except UnreadableFile:
@@ -67,6 +68,27 @@ def timer_faults(layout: StoreLayout) -> Iterator[Finding]:
     if names.isdisjoint((timer.WHEEL, timer.LOG)) and not found.waiting:
         return
     yield from wheel.faults(found)
+
+
+def _wrong_sizes(layout: StoreLayout) -> Iterator[Finding]:
+    """Yield the timer files with a wrong size. A broker does not start with such a file
+    (``TimerWheel``, ``MappedFileQueue.load``). Exception: it fills an empty wheel.
+    """
+    for entry in layout.filesystem.list(""):
+        if entry.name != timer.WHEEL or entry.is_dir:
+            continue
+        if entry.size not in (0, timer.WHEEL_SIZE):
+            reason = _size_words(entry.size, timer.WHEEL_SIZE)
+            yield finding("timer_entry_wrong", timer.WHEEL, 0, reason)
+    size = timer_log_file_size(layout)
+    for entry in sorted(layout.filesystem.list(timer.LOG), key=lambda one: one.name):
+        if not entry.is_dir and is_offset_name(entry.name) and entry.size != size:
+            path = f"{timer.LOG}/{entry.name}"
+            yield finding("timer_entry_wrong", path, 0, _size_words(entry.size, size))
+
+
+def _size_words(size: int, right: int) -> str:
+    return f"the file has {size} bytes instead of {right}, so a broker does not start"
 
 
 class _Wheel:

@@ -14,7 +14,8 @@ that were certainly on the disk. The code calls such messages *vouched for*:
   files, or in missing log files. If valid frames follow the new end, or if the checkpoint is later
   than the log's last message, all messages count.
 
-The user must consent to the loss (``accept_loss``) if log files are missing. The user must also
+The user must consent to the loss (``accept_loss``) if log files are missing, or were replaced by
+files of another store: consumers would get the messages of the other store. The user must also
 consent if more than one such message is lost, unless these messages are a small share of the log.
 docs/recovery.md has a table of all cases.
 """
@@ -59,7 +60,8 @@ _MOST_NAMED: Final = 2
 _LEAST_APART: Final = 2
 """If at least this number of entries point to log files that do not exist, all these entries prove
 a loss. A single entry may be damaged. It is ignored if it points beyond the file that would follow
-the log's last file.
+the log's last file. In the same way, at least this number of entries prove that a log file was
+replaced.
 """
 
 
@@ -129,7 +131,11 @@ def replaced_files(layout: StoreLayout, frames: Frames) -> Iterator[tuple[str, F
         count = text.plural(int(inside[:, 2].sum()), "message")
         words = f"the queues point to {count} that this file does not have; it has other messages"
         places = inside[:, 0]
-        yield layout.log_file(int(places[0])), places, f"{words}: put the right file back"
+        reason = f"{words}: put the right file back{_IF_FOREIGN}"
+        yield layout.log_file(int(places[0])), places, reason
+
+
+_IF_FOREIGN: Final = ", or move this file out of the log's folder if it belongs to another store"
 
 
 class LossSearch:
@@ -192,13 +198,15 @@ class LossSearch:
         is_missing = len(missing) > 0 or self._lacks_file
         known = kept + size
         certain = max(int(vouched[:, 1].sum()), gone)
+        replaced = int(np.isin(vouched[:, 0], self.replaced[:, 0]).sum())
+        lacks_file = is_missing or replaced >= _LEAST_APART
         is_one = len(vouched) == 1 and gone <= int(vouched[0, 1])
         return Loss(
             messages=count,
             bytes=size,
             known_bytes=known,
             reason=self._reason(lost, missing if is_missing else None),
-            needs_consent=is_missing or not (is_one or _is_small(certain, known)),
+            needs_consent=lacks_file or not (is_one or _is_small(certain, known)),
         )
 
     @cached_property
@@ -319,7 +327,8 @@ class LossSearch:
         if replaced:
             first = int(self.replaced[0, 0])
             path = self._layout.log_path(first)
-            words = f"{path} has other messages than the queues point to, from {first} on"
+            words = f"{path} has other messages than the queues point to, from {first} on: put the "
+            words += f"right file back{_IF_FOREIGN}"
             if len(lost) > replaced:
                 words += f"; the log will end at {self._end}"
             return words

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from logquarry.format import sys_flag
 from logquarry.format.arrays import Bools, Int64, consecutive
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.queue_entry import QueueEntry
@@ -62,12 +63,14 @@ class QueueStory:
         next: one past the last queue offset.
         gaps: ranges of queue offsets between ``first`` and ``next`` that no message has.
         mended: physical offset -> corrected queue offset, for each harmed queue offset.
+        strays: physical offset -> queue offset, for each frame that has no place in the queue.
     """
 
     first: int
     next: int
     gaps: tuple[Range, ...] = ()
     mended: dict[int, int] = field(default_factory=dict)
+    strays: dict[int, int] = field(default_factory=dict)
 
     def has(self, offsets: Int64) -> Bools:
         """Return a mask: whether the queue has a message at each queue offset."""
@@ -97,6 +100,7 @@ class QueueNotes:
         self._count = 0
         self._breaks: list[_Break] = []
         self._impossible: dict[int, int] = {}
+        self._strays: dict[int, int] = {}
 
     @property
     def next(self) -> int:
@@ -154,7 +158,7 @@ class QueueNotes:
                         f"message before it {found.before}: one of them is invalid"
                     )
                 gaps.append((found.before + 1, found.offset))
-        return QueueStory(first, end, tuple(gaps), mended)
+        return QueueStory(first, end, tuple(gaps), mended, self._strays)
 
     def _mend(self, is_queued: IsQueued) -> dict[int, int]:
         """Correct the harmed queue offsets, drop their breaks, and return the corrected offsets."""
@@ -179,6 +183,9 @@ class QueueNotes:
             at += 1
             if not here.is_own:
                 kept.append(here)
+            elif follows and behind is not None and _is_stray(here, behind.offset, is_queued):
+                self._strays[here.place] = here.offset
+                at += 1
             elif follows and behind is not None and _is_harmed(here, behind.offset, is_queued):
                 mended[here.place] = here.before + 1
                 if behind.offset > end + 1:
@@ -207,6 +214,15 @@ def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
     if is_queued(here.place, here.before + 1):
         return True
     return here.offset > 0 and not is_queued(here.place, here.offset)
+
+
+def _is_stray(here: _Break, behind: int, is_queued: IsQueued) -> bool:
+    """Whether a message has no place in the queue: the previous and the next message have
+    consecutive queue offsets, and the message has a lower one. ``behind`` is the queue offset of
+    the next message. Damage has changed the frame's queue id, topic or queue offset.
+    """
+    is_between = here.offset <= here.before and behind == here.before + 1
+    return is_between and not is_queued(here.place, here.offset)
 
 
 def _is_harmed(here: _Break, behind: int, is_queued: IsQueued) -> bool:
@@ -321,13 +337,15 @@ def misnamed_messages(
     is_saved: Callable[[Int64], Bools],
 ) -> list[LostSpan]:
     """Find messages whose frames name the wrong queue, because damage has changed the topic or the
-    queue id. Salvage saves such a message in the wrong queue.
+    queue id, or no queue, because damage has changed the transaction type. Salvage saves such a
+    message in the wrong queue, or in no queue.
 
     The frame counts as damaged if all of these conditions are true. Because of them, the function
     reports neither swapped queue files nor entries of truncated messages:
 
     - A queue that the frame does not name has an entry that points to the frame, with the frame's
-      size and queue offset.
+      size and queue offset. Or the named queue has this entry, although the frame is a half message
+      or a rollback, which are in no queue.
     - In this queue, the entry before or after this entry is right.
     - The queue that the frame names has no right entry at this queue offset.
     """
@@ -357,20 +375,38 @@ def misnamed_messages(
                 if frame is None or frame.queue_offset != offset:
                     continue
                 named = frame.queue_key
-                if named == key or (named in there and is_right(named, offset)):
+                if named != key and named in there and is_right(named, offset):
+                    continue
+                if named == key and sys_flag.advances_queue(frame.sys_flag):
                     continue
                 if not (is_right(key, offset - 1) or is_right(key, offset + 1)):
                     continue
                 place = entry.physical_offset
-                reason = (
-                    f"entry {offset} of {key[0]}/{key[1]} points to it, but its frame names the "
-                    f"queue {named[0]}/{named[1]}: it is saved there"
-                )
+                words = f"entry {offset} of {key[0]}/{key[1]} points to it, but its frame"
+                if named == key:
+                    reason = f"{words} is a half message or a rollback: it is saved, in no queue"
+                else:
+                    reason = f"{words} names the queue {named[0]}/{named[1]}: it is saved there"
                 lost: LostOffsets = {key: [(offset, offset + 1)]}
                 found.append(
                     LostSpan(place, 0, "queue_misplaced", layout.log_file(place), reason, lost)
                 )
     return found
+
+
+def stray_messages(
+    layout: StoreLayout, queues: Mapping[QueueKey, QueueStory]
+) -> Iterator[LostSpan]:
+    """Yield the messages that have no place in the queue that their frames name. The new log has
+    these messages, but no queue has them.
+    """
+    for key, story in sorted(queues.items()):
+        for place, offset in sorted(story.strays.items()):
+            reason = (
+                f"another message has offset {offset} of {key[0]}/{key[1]}: damage has changed the "
+                "frame's queue id or queue offset. The message is saved, but in no queue"
+            )
+            yield LostSpan(place, 0, "harmed_queue_id", layout.log_file(place), reason)
 
 
 def lost_by_queue(

@@ -6,6 +6,7 @@ frames of the same file get new places.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -24,11 +25,12 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import rereads
 from logquarry.log.store_files import CHECKPOINT
 from logquarry.log.walk import MISSING_FILE, LogReader, Run
-from logquarry.read.batch_queue import all_queues
+from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.log_end import lost_messages, lost_tail
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
 from logquarry.read.store_sizes import with_sizes
+from logquarry.repair.audit.harmed_ids import HarmedIds
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.recover.loss import LossSearch, replaced_files
 from logquarry.repair.salvage import losses
@@ -84,6 +86,7 @@ class SalvagePlan:
         queue_offsets: old physical offset -> new queue offset, for each frame whose queue offset
             changes.
         rotten_offsets: number of messages whose harmed queue offset is corrected.
+        queue_ids: old physical offset -> right queue id, for each frame whose queue id is harmed.
         raised_times: number of messages that get the later store time of the previous message.
         lowered_times: old physical offset -> new store time, for each message that gets an earlier
             store time.
@@ -105,6 +108,7 @@ class SalvagePlan:
     stale: StaleFrames = field(default_factory=StaleFrames)
     queue_offsets: dict[int, int] = field(default_factory=dict)
     rotten_offsets: int = 0
+    queue_ids: dict[int, int] = field(default_factory=dict)
     raised_times: int = 0
     lowered_times: dict[int, int] = field(default_factory=dict)
     ends: int = 0
@@ -164,6 +168,11 @@ class _Planner:
         self._size = size
         self._log = layout.commit_log
         self._follower = Follower(self._config.delay_levels_ms)
+        self._queues = {queue.key: queue for queue in all_queues(layout)}
+        files = {
+            key: queue for key, queue in self._queues.items() if not isinstance(queue, BatchQueue)
+        }
+        self._ids = HarmedIds(layout, files, files.get, is_3_1=self._config.is_3_1)
         self._notes: dict[QueueKey, losses.QueueNotes] = {}
         self._framed: dict[QueueKey, losses.Pairs] = {}
         self._halves: list[Int64] = []
@@ -229,7 +238,7 @@ class _Planner:
 
     def _bounds(self) -> KnownBounds:
         layout = self._layout
-        queues = all_queues(layout)
+        queues = list(self._queues.values())
         bounds = find_bounds(layout, queues, ignores_cut=True)
         queued = bounds.queued
         if not self._log.files:
@@ -247,7 +256,8 @@ class _Planner:
         self._place(run)
         for window, found in follow_run(self._follower, run):
             requests = found.requests
-            _note(self._notes, parts_with_copies(window, found, self._config), requests)
+            parts = self._ids.place(parts_with_copies(window, found, self._config))
+            _note(self._notes, parts, requests, self._ids.found)
             self._count(requests.topics, requests.topic_ids, requests.size)
             self._times.take(requests.physical_offset, requests.store_timestamp)
         fields = columns.fixed_fields(
@@ -339,7 +349,7 @@ class _Planner:
                         self._plan.stale.moved += 1
                     offsets = np.array([offset], np.int64)
                     moved = QueuePart(part.rows, offsets, part.units)
-                    _note(self._notes, {key: moved}, found.requests)
+                    _note(self._notes, {key: moved}, found.requests, {})
 
     def _place_behind(self, run: Run) -> None:
         left = self._size - (self._at - self._start) % self._size
@@ -354,10 +364,10 @@ class _Planner:
         plan = self._plan
         self._times.finish()
         plan.raised_times, plan.lowered_times = self._times.raised, self._times.lowered
+        plan.queue_ids = {place: key[1] for place, key in self._ids.found.items()}
         try:
-            there = {queue.key: queue for queue in all_queues(self._layout)}
             for key, notes in self._notes.items():
-                is_queued = partial(_is_queued, there.get(key))
+                is_queued = partial(_is_queued, self._queues.get(key))
                 story = plan.queues[key] = notes.story(is_queued=is_queued)
                 plan.queue_offsets.update(story.mended)
                 plan.rotten_offsets += len(story.mended)
@@ -371,6 +381,7 @@ class _Planner:
         plan.lost += losses.misnamed_messages(
             self._layout, plan.queues, lambda starts: places.of(starts) >= 0
         )
+        plan.lost += losses.stray_messages(self._layout, plan.queues)
         plan.lost.sort(key=lambda span: span.offset)
         gaps = {key: story.gaps for key, story in plan.queues.items()}
         for (topic, _), ranges in losses.lost_by_queue(plan.lost, gaps).items():
@@ -419,9 +430,13 @@ def _is_queued(queue: Queue | None, place: int, offset: int) -> bool:
 
 def _note(
     notes: dict[QueueKey, losses.QueueNotes],
-    parts: dict[QueueKey, QueuePart],
+    parts: Mapping[QueueKey, QueuePart],
     requests: DispatchRequests,
+    harmed: Mapping[int, QueueKey],
 ) -> None:
+    """Add the entries of some frames to the notes of their queues. ``harmed`` has the physical
+    offset of each frame with a harmed queue id: such a frame is no multi-dispatch copy.
+    """
     numbers: dict[str, int] = {}
     # Different bytes can be decoded to the same name.
     same = [numbers.setdefault(topic, number) for number, topic in enumerate(requests.topics)]
@@ -434,4 +449,6 @@ def _note(
         rows = part.rows
         copies = requests.queue_id[rows] != key[1]
         copies |= topics[rows] != numbers.get(key[0], -1)
+        if harmed:
+            copies &= ~np.isin(places, list(harmed))
         known.take(places, part.offsets, part.counts, copies)

@@ -60,6 +60,30 @@ def test_files_with_other_names_are_no_files_of_the_wheel(made: Path, tmp_path: 
     assert len(used_slots(layout)) and not list(timer_faults(layout))
 
 
+@pytest.mark.parametrize("with_check", [True, False])
+@pytest.mark.parametrize("name", [timer.WHEEL, f"{timer.LOG}/{FILE:020d}"])
+def test_a_file_with_a_wrong_size_stops_a_broker(
+    name: str, with_check: bool, made: Path, tmp_path: Path
+) -> None:
+    """The constructor of ``TimerWheel`` raises an error, and ``MappedFileQueue.load`` fails."""
+    root = tmp_path / "store"
+    shutil.copytree(made, root)
+    write(root)
+    layout = StoreLayout.open(root, small_config(mapped_file_size_timer_log=FILE))
+    assert not list(timer_faults(layout))
+    if not with_check:
+        (root / "config" / timer.CHECK_FILE).unlink()
+    (root / name).write_bytes((root / name).read_bytes() + bytes(32))
+    layout = StoreLayout.open(root, small_config(mapped_file_size_timer_log=FILE))
+    found = next(timer_faults(layout))
+    assert (found.kind, found.file) == ("timer_entry_wrong", name)
+    assert "a broker does not start" in found.reason
+    lq.rebuild(root, apply=True, config=small_config(mapped_file_size_timer_log=FILE))
+    layout = StoreLayout.open(root, small_config(mapped_file_size_timer_log=FILE))
+    assert not list(timer_faults(layout))
+    assert (root / timer.WHEEL).stat().st_size == timer.WHEEL_SIZE
+
+
 def test_slots_chain_their_entries(made: Path, tmp_path: Path) -> None:
     root = tmp_path / "store"
     shutil.copytree(made, root)

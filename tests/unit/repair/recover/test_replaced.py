@@ -141,6 +141,19 @@ def test_a_replaced_middle_file_needs_consent(
     assert first.name not in loss.reason
 
 
+def test_a_replaced_file_needs_consent_even_if_its_messages_are_few(
+    store: Path, foreign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without consent, a recovery would serve the messages of the other store."""
+    monkeypatch.setattr("logquarry.repair.recover.loss._SMALL_SHARE", 1)
+    second = files(store)[1]
+    shutil.copy(foreign / "commitlog" / second.name, second)
+    loss = lq.recover(store).loss
+    assert loss is not None and loss.bytes < 64 << 10
+    with pytest.raises(LossRefused, match="move this file out of the log's folder"):
+        lq.recover(store, apply=True)
+
+
 # ---------------------------------------------------------------------------------- no false alarm
 def test_swapped_queues_lose_nothing(store: Path) -> None:
     one, other = (store / "consumequeue" / "orders" / name for name in "01")

@@ -12,11 +12,13 @@ import pytest
 import logquarry as lq
 from logquarry.format.frame import HEAD
 from logquarry.log.layout import StoreLayout
+from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.salvage.losses import QueueNotes, merged, ranges_of
 from logquarry.repair.salvage.plan import plan_salvage
 from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.verification import verify_store
 from tests.helpers.files import flip, overwrite
-from tests.helpers.small_store import opened
+from tests.helpers.small_store import config, opened
 
 
 def notes(*offsets: int) -> QueueNotes:
@@ -97,19 +99,85 @@ def lost_in(root: Path) -> dict[tuple[str, int], list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("number", [0, 1, 10, 19])
-@pytest.mark.parametrize(("what", "bits"), [(b"orders", 1), ("queue id", 4)])
-def test_a_frame_that_names_another_queue_is_lost_in_its_own(
-    what: bytes | str, bits: int, number: int, two_queues: Path
-) -> None:
-    """No CRC covers topic and queue id."""
+def test_a_frame_that_names_another_topic_is_lost_in_its_own(number: int, two_queues: Path) -> None:
+    """No CRC covers the topic."""
     with lq.MessageStore.open(two_queues) as store:
         found = store.get("orders", 1, number, 1).messages[0]
         frame = store.get_data(found.physical_offset, found.size)
-    at = HEAD.offsets["queue_id"] + 3 if isinstance(what, str) else frame.index(what)
-    flip(two_queues / "commitlog" / f"{0:020d}", found.physical_offset + at, bits)
+    log = two_queues / "commitlog" / f"{0:020d}"
+    flip(log, found.physical_offset + frame.index(b"orders"), 1)
     assert lost_in(two_queues) == {("orders", 1): [(number, number + 1)]}
     salvaged = salvage_store(StoreLayout.open(two_queues).by_content(), two_queues.parent / "new")
     assert not salvaged.is_whole and salvaged.plan.messages == 40
+
+
+@pytest.mark.parametrize("number", [0, 1, 10, 19])
+@pytest.mark.parametrize("bits", [1, 4])
+def test_a_harmed_queue_id_is_corrected(bits: int, number: int, two_queues: Path) -> None:
+    """No CRC covers the queue id. With bit 1, the frame names a queue that has another message at
+    this queue offset: this message must keep its place.
+    """
+    with lq.MessageStore.open(two_queues) as store:
+        found = store.get("orders", 1, number, 1).messages[0]
+    at = found.physical_offset + HEAD.offsets["queue_id"] + 3
+    flip(two_queues / "commitlog" / f"{0:020d}", at, bits)
+    into = two_queues.parent / "new"
+    salvaged = salvage_store(StoreLayout.open(two_queues).by_content(), into)
+    assert salvaged.is_whole
+    assert salvaged.plan.queue_ids == {found.physical_offset: 1}
+    with lq.MessageStore.open(into) as store:
+        assert {(m.queue_id, m.queue_offset) for m in store.scan()} == {
+            (queue_id, offset) for queue_id in (0, 1) for offset in range(20)
+        }
+        for queue_id in (0, 1):
+            got = store.get("orders", queue_id, 0, 32).messages
+            assert [(m.queue_id, m.queue_offset) for m in got] == [
+                (queue_id, offset) for offset in range(20)
+            ]
+    assert not verify_store(StoreLayout.open(into)).findings
+
+
+@pytest.mark.parametrize("bits", [4, 12])
+def test_a_frame_with_a_wrong_transaction_type_is_lost_in_its_queue(
+    bits: int, two_queues: Path
+) -> None:
+    """No CRC covers SYSFLAG. No queue gets half messages (4) and rollbacks (12)."""
+    with lq.MessageStore.open(two_queues) as store:
+        place = store.get("orders", 1, 10, 1).messages[0].physical_offset
+    at = place + HEAD.offsets["sys_flag"] + 3
+    flip(two_queues / "commitlog" / f"{0:020d}", at, bits)
+    assert lost_in(two_queues) == {("orders", 1): [(10, 11)]}
+
+
+def test_a_frame_without_a_place_takes_no_place_of_another(two_queues: Path) -> None:
+    """Without the queues, the right queue of a frame with a harmed queue id is unknown. The frame
+    names queue 0, which has another message at its queue offset.
+    """
+    root = two_queues
+    with lq.MessageStore.open(root, mode="rw") as store:
+        for _ in range(4):
+            store.put(lq.Message("orders", b"b" * 50, queue_id=0))
+        place = store.put(lq.Message("orders", b"stray", queue_id=1)).physical_offset
+        for _ in range(4):
+            store.put(lq.Message("orders", b"b" * 50, queue_id=0))
+    at = place + HEAD.offsets["queue_id"]
+    size = config().mapped_file_size_commit_log or 0
+    file = at // size * size
+    overwrite(root / "commitlog" / f"{file:020d}", at - file, (0).to_bytes(4))
+    shutil.rmtree(root / "consumequeue")
+    into = root.parent / "new"
+    salvaged = salvage_store(StoreLayout.open(root, config()).by_content(), into)
+    assert [(span.kind, span.offset) for span in salvaged.plan.lost] == [("harmed_queue_id", place)]
+    rebuild(root, apply=True, config=config())
+    for where in (root, into):
+        with lq.MessageStore.open(where, config=config()) as store:
+            assert len(list(store.scan())) == 49
+            # A get ends at the end of a queue file.
+            got = [one for at in range(28) for one in store.get("orders", 0, at, 1).messages]
+            assert [message.queue_offset for message in got] == list(range(28))
+            assert all(message.body == b"b" * 50 for message in got)
+        findings = verify_store(StoreLayout.open(where, config())).findings
+        assert [one.kind for one in findings if one.severity == "damage"] == ["harmed_queue_id"]
 
 
 def test_swapped_queue_files_lose_nothing(two_queues: Path) -> None:
