@@ -66,6 +66,7 @@ of offsets fit into 64 bits.
 
 _QUEUE_ID = re.compile("0|-?[1-9][0-9]{0,9}")
 _LISTINGS = 3
+_QUEUE_DEPTH = 2
 
 
 def is_offset_name(name: str) -> bool:
@@ -223,6 +224,9 @@ class StoreFolders:
                     self.ignore(f"{folder}/{queue.name}")
             if not topic.is_dir:
                 self.ignore(folder)
+        for path in sorted(self.filesystem.dead_links):
+            if path.startswith(f"{root}/") and path.count("/") <= _QUEUE_DEPTH:
+                self.ignore(path)
         return tuple(sorted(names))
 
     def index_files(self) -> tuple[Entry, ...]:
@@ -274,7 +278,11 @@ class StoreFolders:
         # Log a warning, because RocketMQ refuses to start if there is a stray file.
         if path not in self.ignored:
             self.ignored.append(path)
-            logger.warning("%s: not a store file, ignored", self.filesystem.full_path(path))
+            target = self.filesystem.broken_link(path)
+            reason = (
+                "not a store file" if target is None else f"a link to {target}, which is missing"
+            )
+            logger.warning("%s: %s, ignored", self.filesystem.full_path(path), reason)
 
 
 def _is_queue_id(name: str) -> bool:
