@@ -214,6 +214,9 @@ class StoreFolders:
         if any(not topic.is_dir for topic in topics) and is_there(self.filesystem, root):
             # The queues are in RocksDB (storeType=defaultRocksDB). RocksDB's files are not stray.
             topics = [topic for topic in topics if topic.is_dir]
+            depths: tuple[int, ...] = (_QUEUE_DEPTH,)
+        else:
+            depths = (1, _QUEUE_DEPTH)
         for topic in topics:
             folder = f"{root}/{topic.name}"
             queues = self.filesystem.list(folder) if topic.is_dir else []
@@ -225,7 +228,7 @@ class StoreFolders:
             if not topic.is_dir:
                 self.ignore(folder)
         for path in sorted(self.filesystem.dead_links):
-            if path.startswith(f"{root}/") and path.count("/") <= _QUEUE_DEPTH:
+            if path.startswith(f"{root}/") and path.count("/") in depths:
                 self.ignore(path)
         return tuple(sorted(names))
 
