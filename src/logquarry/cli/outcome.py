@@ -6,6 +6,7 @@ with the path and options of the command that the user typed.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
@@ -98,7 +99,9 @@ _OF_ERRORS: Final[tuple[tuple[type[BaseException], ExitCode], ...]] = (
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Return whether an error means that the disk is full or the user's quota is exhausted."""
+    """Return whether an error means that the disk is full, or that the user's quota or the limit of
+    a file's size is reached.
+    """
     return isinstance(error, OSError) and error.errno in output.FULL
 
 
@@ -180,7 +183,9 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
             return None
         return line("salvage", store, "--into", "DIR", config=config)
     if is_full_disk(error):
-        return line(*typed, before="free some space")
+        is_limit = isinstance(error, OSError) and error.errno == errno.EFBIG
+        advice = "raise the limit of a file's size (ulimit -f)" if is_limit else "free some space"
+        return line(*typed, before=advice)
     if isinstance(error, (StoreUnavailable, BrokenLink)):
         return line(*typed, before="do what the error says")
     return None
