@@ -66,7 +66,8 @@ MEANINGS: Final[Mapping[ExitCode, tuple[str, str]]] = {
     ExitCode.REFUSED: (
         "refused: a process has the store open, the store has a feature that the command would "
         "harm ([rocketmq-5.md](rocketmq-5.md)), the command cannot change the store safely, the "
-        "disk is full, or the replication between master and slave cannot continue",
+        "disk is full, the system gives no more memory, or the replication between master and "
+        "slave cannot continue",
         "do what the error says, and type the same command again",
     ),
     ExitCode.FAULT: (
@@ -103,6 +104,12 @@ def is_full_disk(error: BaseException) -> bool:
     a file's size is reached.
     """
     return isinstance(error, OSError) and error.errno in output.FULL
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that the process lacks memory, also for a new thread."""
+    is_thread = isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+    return is_thread or isinstance(error, MemoryError)
 
 
 def exit_code(error: BaseException) -> ExitCode:
