@@ -110,6 +110,26 @@ def test_a_fault_of_the_program_is_no_finding(
     assert "a fault of logquarry itself: ZeroDivisionError('a bug')" in errors.splitlines()[-1]
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_no_memory_is_no_fault_of_the_program(
+    damaged_store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(outcome, "remember_words", fail)
+    monkeypatch.setattr(sys, "argv", ["logquarry", "info", str(damaged_store)])
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        cli_main.main()
+    signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 4
+    assert "raise its limit (ulimit -v, ulimit -u" in capsys.readouterr().err
+
+
 AT_IMPORT = """
 import os, runpy, signal, sys
 

@@ -107,7 +107,7 @@ def test_a_device_is_written_and_a_link_is_followed(golden: Path, tmp_path: Path
     assert Path("/dev/null").is_char_device()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_a_full_disk_is_named(
     golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, number: int
@@ -121,5 +121,6 @@ def test_a_full_disk_is_named(
     monkeypatch.setattr("logquarry.cli.spark.session_if_installed", lambda _: nullcontext())
     store, target = golden / "real-broker" / "store", tmp_path / "out"
     result = run("export", store, "--to", target, "--format", kind, code=4)
-    assert f"error: {target}: {os.strerror(number)}\nnext: free some space" in result.stderr
+    step = "raise the limit" if number == errno.EFBIG else "free some space"
+    assert f"error: {target}: {os.strerror(number)}\nnext: {step}" in result.stderr
     assert not target.exists()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import logquarry as lq
+from logquarry.cli.main import app
 from logquarry.format import queue_entry as table
 from logquarry.log.layout import StoreLayout
 from logquarry.read.rocksdb_queue import QueueDb
@@ -155,3 +158,21 @@ def test_verify_reports_an_unreadable_block_of_rocksdb(copied: Copied) -> None:
     assert "checksum mismatch" in found.findings[0].reason
     lq.recover(root, apply=True)
     assert not verify_store(StoreLayout.open(root)).has_damage
+
+
+@pytest.mark.parametrize("folder", ["rocksdbstore", "kvStore"])
+def test_verify_reads_the_other_databases(folder: str, copied: Copied) -> None:
+    root = copied("5.5.0-rocksdb")
+    assert not lq.verify(root).has_damage
+    shutil.copytree(root / "consumequeue", root / "kvStore", dirs_exist_ok=True)
+    shutil.copytree(root / "consumequeue", root / "rocksdbstore", dirs_exist_ok=True)
+    assert not lq.verify(root).has_damage
+    (table, *_) = (root / folder).glob("*.sst")
+    table.unlink()
+    report = lq.verify(root)
+    [found] = [one for one in report.findings if one.severity == "damage"]
+    assert (found.kind, found.file) == ("bad_rocksdb_store", folder)
+    assert table.name in found.reason
+    result = CliRunner().invoke(app, ["verify", str(root)])
+    assert result.exit_code == 1
+    assert f"next: put {folder} back from a backup, then: logquarry verify" in result.stdout

@@ -165,6 +165,12 @@ def main() -> None:
         output.error("ended by SIGTERM")
         raise
     except Exception as error:
+        if outcome.is_out_of_memory(error):
+            output.error(
+                "the process may not use more memory, or start another thread: free memory, or "
+                "raise its limit (ulimit -v, ulimit -u, or the limits of the container)"
+            )
+            sys.exit(ExitCode.REFUSED)
         # Without this handler, Python would exit with code 1, but here code 1 means findings.
         traceback.print_exc()
         output.error(f"a fault of logquarry itself: {error!r}. Report it with these lines")

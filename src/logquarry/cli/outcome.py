@@ -6,6 +6,7 @@ and options of the command that the user typed.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
@@ -56,8 +57,16 @@ _OF_ERRORS: Final[tuple[tuple[type[BaseException], ExitCode], ...]] = (
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Return whether an error means that the disk is full or the user's quota is exhausted."""
+    """Return whether an error means that the disk is full, or that the user's quota or the limit of
+    a file's size is reached.
+    """
     return isinstance(error, OSError) and error.errno in output.FULL
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that the process lacks memory, also for a new thread."""
+    is_thread = isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+    return is_thread or isinstance(error, MemoryError)
 
 
 def exit_code(error: BaseException) -> ExitCode:
@@ -102,7 +111,7 @@ def after_verify(report: VerifyReport, store: str, config: str | None) -> str | 
 
 def after_error(error: BaseException, ctx: click.Context) -> str | None:
     """Return the next step after an error; None if the error's text already has a next step."""
-    from logquarry.log.layout import BrokenLink
+    from logquarry.log.links import BrokenLink
 
     typed = words(ctx)
     store, config = _store(ctx), ctx.meta.get("logquarry.config")
@@ -131,7 +140,9 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
             return None
         return line("salvage", store, "--into", "DIR", config=config)
     if is_full_disk(error):
-        return line(*typed, before="free some space")
+        is_limit = isinstance(error, OSError) and error.errno == errno.EFBIG
+        advice = "raise the limit of a file's size (ulimit -f)" if is_limit else "free some space"
+        return line(*typed, before=advice)
     if isinstance(error, (StoreUnavailable, BrokenLink)):
         return line(*typed, before="do what the error says")
     return None

@@ -36,8 +36,8 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", 
 _LINES_AT_ONCE = 512
 _BYTES_AT_ONCE = 1 << 20
 _PROGRESS_AFTER_SECONDS = 0.4
-FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-"""Error numbers of a full disk, and of an exhausted quota."""
+FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a full disk, of an exhausted quota, and of the limit of a file's size."""
 MOST_LISTED = 40
 """Maximum number of printed lines of a list; ``--json`` prints all."""
 

@@ -108,6 +108,7 @@ class ConfigFile:
                 data = read_file(path)
                 value = self._table.decode(data)
             except FileNotFoundError:
+                problems += [problem for problem in _broken_links(path) if problem not in problems]
                 continue
             # The store must open even if a document is invalid.
             except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -146,6 +147,14 @@ class ConfigFile:
             self._last = data
             self._document = text
             return True
+
+
+def _broken_links(path: Path) -> list[str]:
+    return [
+        f"{place}: it is a link to a missing file or folder"
+        for place in (path.parent, path)
+        if place.is_symlink() and not place.exists()
+    ]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -317,7 +326,12 @@ def _read(layout: StoreLayout, table: ConfigTable, level: int) -> Any:
         try:
             return table.decode(layout.filesystem.read(path))
         except FileNotFoundError:
-            continue
+            files = layout.filesystem
+            if (wrong := files.why_no_file(CONFIG)) is not None:
+                logger.log(level, "%s: it %s", files.full_path(CONFIG), wrong)
+                break
+            if (wrong := files.why_no_file(path)) is not None:
+                logger.log(level, "%s: it %s", files.full_path(path), wrong)
         except StoreNotFound as error:
             # The text of this error begins with the path.
             logger.log(level, "%s", error)

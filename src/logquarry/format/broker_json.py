@@ -22,7 +22,9 @@ from logquarry.format import java
 
 # Match an unterminated string as one token. Otherwise the search would start again at each later
 # quote, and take quadratic time.
-_STRING = r'"(?:\\.|[^"\\])*(?:"|\\?\Z)'
+# The quantifiers are possessive (`++`, `*+`): a pattern that may backtrack needs 120 bytes of
+# memory for each character of a string.
+_STRING = r'"(?:\\.|[^"\\]++)*+(?:"|\\?\Z)'
 _TOKEN = re.compile(_STRING + r"|([{,]\s*)(-?[\w$]+)(\s*:)", re.DOTALL)
 _BRACKET = re.compile(_STRING + r"|[\[{}\]]", re.DOTALL)
 _ESCAPED = re.compile(r'["\\\x00-\x1f\x7f-\x9f\u2028\u2029]')

@@ -246,9 +246,9 @@ class LocalFileSystem(FileSystem):
         try:
             with os.scandir(self._path(path)) as names:
                 entries = [self._entry(path, name) for name in names]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
         except OSError as error:
+            if error.errno in _GONE:
+                return []
             where = self._path(path).rstrip("/")
             raise StoreNotFound(f"{where}: cannot be read: {reason_of(error)}") from error
         return sorted(entry for entry in entries if entry is not None)

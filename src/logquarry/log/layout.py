@@ -17,6 +17,7 @@ from logquarry.log import kept_settings, store_files
 from logquarry.log.broker_version import Writer, find_writer
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem
 from logquarry.log.kept_settings import LostHead, find_lost_head, levels_of, read_durable
+from logquarry.log.links import is_folder_name, require_target
 from logquarry.log.location import not_a_store, open_filesystem
 from logquarry.log.log_names import (
     LogNames,
@@ -69,10 +70,6 @@ def _listed_by_settings(find: Callable[[StoreLayout], _T]) -> _listed[_T]:
     return _listed(find, by_settings=True)
 
 
-class BrokenLink(StoreNotFound):
-    """A store's folder is a link to a folder that does not exist."""
-
-
 class StoreLayout:
     """The files of one store. A folder is listed when its files are used for the first time.
 
@@ -98,12 +95,8 @@ class StoreLayout:
                 "again"
             )
         for name in (store_files.COMMIT_LOG, store_files.CONSUME_QUEUE):
-            target = None if name in present else filesystem.broken_link(name)
-            if target is not None:
-                raise BrokenLink(
-                    f"{filesystem.full_path(name)}: it is a link to {target}, which does not exist:"
-                    " mount that disk, or correct the link"
-                )
+            if name not in present:
+                require_target(filesystem, name)
         if not present & {store_files.COMMIT_LOG, store_files.CONSUME_QUEUE}:
             error = not_a_store(
                 filesystem.root,
@@ -375,8 +368,7 @@ class StoreLayout:
         return FileSequence(files, store_files.size_of(files))
 
     def _queue_files(self, root: str, topic: str, queue_id: int) -> tuple[StoreFile, ...]:
-        # A topic of an untrusted message must not lead out of the store.
-        named = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
+        named = is_folder_name(topic)
         return self._folders.numbered(f"{root}/{topic}/{queue_id}") if named else ()
 
     @property

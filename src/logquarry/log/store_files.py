@@ -66,6 +66,7 @@ of offsets fit into 64 bits.
 
 _QUEUE_ID = re.compile("0|-?[1-9][0-9]{0,9}")
 _LISTINGS = 3
+_QUEUE_DEPTH = 2
 
 
 def is_offset_name(name: str) -> bool:
@@ -213,6 +214,9 @@ class StoreFolders:
         if any(not topic.is_dir for topic in topics) and is_there(self.filesystem, root):
             # The queues are in RocksDB (storeType=defaultRocksDB). RocksDB's files are not stray.
             topics = [topic for topic in topics if topic.is_dir]
+            depths: tuple[int, ...] = (_QUEUE_DEPTH,)
+        else:
+            depths = (1, _QUEUE_DEPTH)
         for topic in topics:
             folder = f"{root}/{topic.name}"
             queues = self.filesystem.list(folder) if topic.is_dir else []
@@ -223,6 +227,9 @@ class StoreFolders:
                     self.ignore(f"{folder}/{queue.name}")
             if not topic.is_dir:
                 self.ignore(folder)
+        for path in sorted(self.filesystem.dead_links):
+            if path.startswith(f"{root}/") and path.count("/") in depths:
+                self.ignore(path)
         return tuple(sorted(names))
 
     def index_files(self) -> tuple[Entry, ...]:
@@ -274,7 +281,11 @@ class StoreFolders:
         # Log a warning, because RocketMQ refuses to start if there is a stray file.
         if path not in self.ignored:
             self.ignored.append(path)
-            logger.warning("%s: not a store file, ignored", self.filesystem.full_path(path))
+            target = self.filesystem.broken_link(path)
+            reason = (
+                "not a store file" if target is None else f"a link to {target}, which is missing"
+            )
+            logger.warning("%s: %s, ignored", self.filesystem.full_path(path), reason)
 
 
 def _is_queue_id(name: str) -> bool:

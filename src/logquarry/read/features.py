@@ -259,7 +259,7 @@ class _Finder:
         folder = "rocksdbstore"
         # Every store of RocketMQ 5.4 has this folder, even if it is unused. An unused folder
         # contains no table, and its write-ahead log is empty.
-        used = [entry for entry in self._list(folder) if _holds_data(entry)]
+        used = [entry for entry in self._list(folder) if holds_data(entry)]
         on = tuple(
             name
             for name in ("indexRocksDBEnable", "timerRocksDBEnable", "transRocksDBEnable")
@@ -268,7 +268,7 @@ class _Finder:
         if used or on:
             evidence = ((f"{folder}/{used[0].name}",) if used else ()) + on
             self._add(ROCKSDB_STORE, evidence, "index, timers or transactions are in RocksDB")
-        if any(_holds_data(entry) for entry in self._list("kvStore")):
+        if any(holds_data(entry) for entry in self._list("kvStore")):
             detail = "pop records: messages that consumers have and did not acknowledge"
             self._add(POP_RECORDS, ("kvStore/",), detail)
 
@@ -409,7 +409,7 @@ class _Finder:
         return Writer("5.0.0", "5.4.0", (*signs, self._has_v2_at))
 
 
-def _holds_data(entry: Entry) -> bool:
+def holds_data(entry: Entry) -> bool:
     """Whether a file of a RocksDB folder contains records. It does if it is a table, or a
     write-ahead log that is not empty.
     """

@@ -217,6 +217,12 @@ KINDS: Final[Mapping[str, Kind]] = {
         "correct the link",
     ),
     "bad_config": _damage(Action.RESTORE, "an invalid file in config/"),
+    "bad_rocksdb_store": _damage(
+        Action.RESTORE,
+        "RocksDB cannot read index, timers and transactions (rocksdbstore/) or pop records "
+        "(kvStore/). A broker of RocketMQ does not start",
+        "put the folder back from a backup",
+    ),
     "bad_settings": _note(
         "the record of the store's settings cannot be read", "nothing: the next writer replaces it"
     ),
@@ -430,7 +436,8 @@ def next_step(report: VerifyReport) -> Next | None:
         return Next(("salvage", "--into", "DIR"), before)
     if Action.RESTORE in actions:
         file = next(f.file for f in damage if _action(f) is Action.RESTORE)
-        return Next(("verify",), f"put {file} back from a backup or from {file}.bak")
+        other = f" or from {file}.bak" if file.startswith(f"{CONFIG}/") else ""
+        return Next(("verify",), f"put {file} back from a backup{other}")
     place = str(next(f.offset for f in damage if _action(f) is Action.READ))
     return Next(("messages", "--offset", place))
 

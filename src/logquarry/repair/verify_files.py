@@ -24,7 +24,7 @@ from logquarry.log.broker_version import OFFSET_AT, ROCKSDB_STORE, harmed_offset
 from logquarry.log.filesystem import LocalFileSystem, below
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE
-from logquarry.log.rocksdb import is_installed, place_of, read_config
+from logquarry.log.rocksdb import RocksDb, is_installed, is_there, place_of, read_config
 from logquarry.log.store_files import (
     CHECKPOINT,
     COMPACTED,
@@ -42,7 +42,9 @@ from logquarry.log.store_files import (
 )
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
+from logquarry.read.features import holds_data
 from logquarry.read.log_end import lost_tail
+from logquarry.read.pops import KV_STORE
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.recover.store_folders import WrongEntry, check_entries
 
@@ -153,6 +155,25 @@ def check_config(layout: StoreLayout, report: VerifyReport) -> None:
             report.add("bad_config", path, 0, str(error))
         except FileNotFoundError:
             continue
+
+
+def check_databases(layout: StoreLayout, report: VerifyReport) -> None:
+    """Read all records of the RocksDB folders that are no queues and no configuration."""
+    for folder in (ROCKSDB_STORE, KV_STORE):
+        if not is_there(layout.filesystem, folder):
+            continue
+        if not is_installed():
+            if any(holds_data(entry) for entry in layout.filesystem.list(folder)):
+                reason = "it was not read: pip install 'logquarry[rocksdb]'"
+                report.add("bad_rocksdb_store", folder, 0, reason, is_explained=True)
+            continue
+        try:
+            database = RocksDb(layout.filesystem, folder)
+            for family in database.families:
+                for _ in database.items(family):
+                    pass
+        except CorruptFile as error:
+            report.add("bad_rocksdb_store", folder, 0, error.reason)
 
 
 def check_sidecar(

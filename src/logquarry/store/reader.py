@@ -21,6 +21,7 @@ from logquarry.format.properties import parse_tags
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
+from logquarry.log.links import require_queue_links
 from logquarry.log.location import absolute
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.walk import LogReader
@@ -185,6 +186,8 @@ class BaseReader(StoreReads):
         if not self._found.has_queue_files:
             return self._found.log_queues[0].get((topic, queue_id))
         found = self._file_queue(topic, queue_id)
+        if found is None or self.layout.filesystem.dead_links:
+            require_queue_links(self.layout.filesystem, topic, queue_id)
         if self._found.has_other_queues:
             other = self._found.log_queues[0].get((topic, queue_id))
             # If a broker has moved its queues to RocksDB, the queue files lack the entries written

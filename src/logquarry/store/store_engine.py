@@ -36,7 +36,8 @@ from logquarry.disk.service import Refusal, RunningFlags, Service
 from logquarry.errors import StoreError, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import properties as props
 from logquarry.log.follow import DispatchRequests
-from logquarry.log.layout import BrokenLink, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.links import BrokenLink
 from logquarry.log.log_place import is_on
 from logquarry.log.store_files import COMMIT_LOG
 from logquarry.read.features import PROPERTY_CRC, find_features
@@ -46,7 +47,12 @@ from logquarry.repair.recover import open_check
 from logquarry.repair.recover.apply import apply_safe, note_end
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.safe import plan_safe
-from logquarry.repair.recover.store_folders import check_entries, check_places, restore_names
+from logquarry.repair.recover.store_folders import (
+    check_config_links,
+    check_entries,
+    check_places,
+    restore_names,
+)
 from logquarry.store.load.loading import Loads, pending_load
 from logquarry.store.load.segment import StagedWriter
 from logquarry.store.log_feed import LogFeed
@@ -126,6 +132,7 @@ class StoreEngine:
             raise unsupported
         open_check.check_folder(root)
         check_places(root)
+        check_config_links(root)
         if not is_lockable(root):
             # Taking the lock creates a file. A refused opening must change nothing, so make all
             # checks before.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,15 @@ def test_replacing_a_member(document: str, expected: str) -> None:
 def test_replacing_a_member_that_is_not_there(document: str) -> None:
     with pytest.raises(ValueError, match="no member"):
         broker_json.replace_member(document, "t", '{"t":1}')
+
+
+@pytest.mark.parametrize("text", ['{"x":"%s"}', '{0:1,"x":"%s"}', '"%s'])
+def test_a_long_string_needs_little_memory(text: str) -> None:
+    document = (text % ("a" * 1_000_000)).encode()
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(ValueError):
+            broker_json.decode(document)
+        assert tracemalloc.get_traced_memory()[1] < 10 * len(document)
+    finally:
+        tracemalloc.stop()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import StoreNotFound, StoreUnavailable
 from logquarry.repair.recover.store_folders import WrongEntry
 from tests.helpers.command import run
 from tests.helpers.operator_faults import make_store
@@ -195,3 +195,64 @@ def test_a_clean_store_with_a_strange_entry_in_a_queues_place_is_refused(
     with pytest.raises(WrongEntry, match=f"{place}: .*Nothing was changed"):
         lq.MessageStore.open(store, mode="rw", config=config())
     assert not (store / "abort").exists()
+
+
+@pytest.mark.parametrize("place", ["config", OFFSETS, f"{OFFSETS}.bak", "config/topics.json"])
+def test_a_writer_does_not_replace_a_broken_link_in_config(store: Path, place: str) -> None:
+    path = store / place
+    if path.is_dir():
+        path.rename(store.parent / "away")
+    path.unlink(missing_ok=True)
+    broken_link(path)
+    with pytest.raises(WrongEntry, match=f"{place}: it is a link to /nowhere/file"):
+        lq.MessageStore.open(store, mode="rw", config=config())
+    assert path.is_symlink()
+    assert not (store / "abort").exists()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, broken_link, circle])
+def test_verify_and_salvage_name_a_config_folder_that_cannot_be_read(
+    store: Path, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    (store / "config").rename(tmp_path / "away")
+    make(store / "config")
+    assert [(one.kind, one.file) for one in lq.verify(store).findings] == [
+        ("wrong_entry", "config")
+    ]
+    run("recover", store, code=4)
+    run("verify", store, code=1)
+    assert lq.salvage(store, into=tmp_path / "new").plan.messages == 80
+
+
+@pytest.mark.parametrize("place", ["config", OFFSETS])
+def test_a_reader_warns_of_a_broken_link_to_the_consumer_offsets(
+    store: Path, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = store / place
+    if path.exists():
+        path.rename(store.parent / "away")
+    broken_link(path)
+    with lq.MessageStore.open(store) as reader, reader.consumer("group", "orders", timeout=0):
+        pass
+    assert f"{path}: it is a link to a missing file or folder" in caplog.text
+    assert f"{place}: it is a link to /nowhere/file" in run("stats", store).stderr
+
+
+@pytest.mark.parametrize("level", range(1, 4))
+def test_a_reader_of_a_queue_behind_a_broken_link(
+    store: Path, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with lq.MessageStore.open(store, mode="rw", config=config()) as writer:
+        writer.put(lq.Message("other", b""))
+    first = min((store / "consumequeue/orders/0").iterdir())
+    path = [first, *first.parents][3 - level]
+    path.rename(store.parent / "away")
+    broken_link(path)
+    with lq.MessageStore.open(store) as reader:
+        for call in (reader.get, reader.queue_offsets):
+            with pytest.raises(StoreNotFound, match=f"{path}: it is a link to /nowhere/file"):
+                call("orders", 0)
+        assert list(reader.scan("orders"))
+        _ = reader.topics
+    if level < 3:
+        assert f"{path}: a link to /nowhere/file, which is missing, ignored" in caplog.text

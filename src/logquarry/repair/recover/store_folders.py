@@ -36,11 +36,13 @@ _FILES: Final = (store_files.ABORT, store_files.LOCK, store_files.CHECKPOINT)
 _OWN_FILES: Final = (store_files.DURABLE, store_files.DAMAGE)
 _QUEUES: Final = (f"{store_files.CONSUME_QUEUE}/", f"{store_files.BATCH_QUEUE}/")
 _QUEUE_DEPTH: Final = 2
+_CONFIG_ENDS: Final = (".json", ".bak")
 _FOLDERS: Final = (
     store_files.COMMIT_LOG,
     store_files.CONSUME_QUEUE,
     store_files.BATCH_QUEUE,
     store_files.INDEX,
+    store_files.CONFIG,
     store_files.SIDECAR,
     store_files.TRANSACTION,
     store_files.STATE_TABLE,
@@ -110,6 +112,17 @@ def check_places(root: Path) -> None:
         _check(path)
     for name in _OWN_FILES:
         _check_opens(root / name)
+
+
+def check_config_links(root: Path) -> None:
+    """Raise WrongEntry for a broken link in ``config/``.
+
+    A writer would take the file for missing: consumer groups would start again as new groups, and
+    the next save would replace the link.
+    """
+    for path in _entries(root / store_files.CONFIG):
+        if path.suffix in _CONFIG_ENDS:
+            _found(path)
 
 
 def check_log(root: Path, config: StoreConfig) -> dict[tuple[int, int], Path]:
