@@ -204,8 +204,8 @@ def _notes(found: Salvaged) -> list[str]:
     if plan.rotten_offsets:
         count = plural(plan.rotten_offsets, "impossible queue offset")
         lines.append(f"{count} corrected from the neighbours in the queue")
-    if plan.queue_ids:
-        count = plural(len(plan.queue_ids), "wrong queue id")
+    if plan.right_queues:
+        count = plural(len(plan.right_queues), "wrong topic or queue id")
         lines.append(f"{count} corrected: the entries of the old queues show the right queue")
     if plan.ends:
         count = plural(plan.ends, "transaction end")

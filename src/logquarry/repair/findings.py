@@ -104,10 +104,11 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "harmed_queue_id": _damage(
         Action.READ,
-        "the queue id in a frame has changed, and the message is in its right queue, so consumers "
-        "get it. If the right queue is unknown, the message is in no queue, and the reason says so",
+        "the topic or the queue id in a frame has changed, and the message is in its right queue, "
+        "so consumers get it. If the right queue is unknown, the message is in no queue, and the "
+        "reason says so",
         "nothing: recover and rebuild keep the message in its right queue, and salvage corrects "
-        "the queue id. If the message is in no queue, read it with `messages --offset`",
+        "the frame. If the message is in no queue, read it with `messages --offset`",
     ),
     "suspect_text": _damage(Action.READ, "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": _damage(

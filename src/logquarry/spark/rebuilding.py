@@ -37,7 +37,7 @@ from logquarry.log.splits import tiles
 from logquarry.log.store_files import CONSUME_QUEUE, INDEX, SIDECAR
 from logquarry.log.walk import Run
 from logquarry.read.log_queues import QueueKey
-from logquarry.repair.audit.harmed_ids import placed
+from logquarry.repair.audit.harmed_ids import Moved, placed
 from logquarry.repair.audit.runs import audited
 from logquarry.repair.rebuild import parts
 from logquarry.repair.rebuild.build import (
@@ -309,7 +309,7 @@ class _SparkBuild:
         queues: QueueFiles,
         piece: FoundRun,
         odd: frozenset[QueueKey],
-        harmed: Mapping[int, QueueKey],
+        harmed: Mapping[int, Moved],
     ) -> None:
         if odd.isdisjoint(piece.queues):
             return

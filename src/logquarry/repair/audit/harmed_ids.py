@@ -1,10 +1,11 @@
-"""Finds the right queue of each frame whose queue id damage has changed.
+"""Finds the right queue of each frame whose topic or queue id damage has changed.
 
-No CRC covers the queue id in a frame. The queue that the frame names is called the *named queue*
-here. The queue id is called *harmed* if all these conditions are true:
+No CRC covers the topic and the queue id in a frame. The queue that the frame names is called the
+*named queue* here. The frame is called *harmed* if all these conditions are true:
 
-- Another queue of the topic has the frame's entry at the frame's queue offset: with the frame's
-  physical offset, size and tags code.
+- Another queue has the frame's entry at the frame's queue offset: with the frame's physical offset,
+  size and tags code. The other queue has the same topic, or it has the same queue id and a topic
+  that differs in one character.
 - The named queue does not have this entry.
 - The other queue has an own entry near this entry: the message of the own entry names the other
   queue. The search goes in both directions, in each up to the first own entry.
@@ -18,7 +19,8 @@ The frame then counts as a frame of the other queue.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from functools import cached_property
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -49,9 +51,15 @@ counted in entries.
 """
 
 
+class Moved(NamedTuple):
+    """The queue that a harmed frame names, and the frame's right queue."""
+
+    named: QueueKey
+    right: QueueKey
+
+
 class HarmedIds:
-    """Moves the frames with a harmed queue id to their right queues. The frames come in the order
-    of the log.
+    """Moves the harmed frames to their right queues. The frames come in the order of the log.
 
     Args:
         names: the queues on the disk.
@@ -59,7 +67,7 @@ class HarmedIds:
         noted: the entries that an interrupted recovery saved before it cut the queues.
 
     Attributes:
-        found: physical offset -> right queue, for each frame with a harmed queue id so far.
+        found: physical offset -> both queues, for each harmed frame so far.
         offsets: physical offset -> queue offset, for each such frame.
     """
 
@@ -72,25 +80,49 @@ class HarmedIds:
         *,
         is_3_1: bool = False,
     ) -> None:
-        self.found: dict[int, QueueKey] = {}
+        self.found: dict[int, Moved] = {}
         self.offsets: dict[int, int] = {}
         self._log = CommitLog(layout)
         self._queue_of = queue_of
         self._noted = noted or {}
         self._is_3_1 = is_3_1
         self._by_topic: dict[str, list[QueueKey]] = {}
-        for key in sorted({*names, *self._noted}):
+        self._names = {*names, *self._noted}
+        for key in sorted(self._names):
             self._by_topic.setdefault(key[0], []).append(key)
+        self._known: dict[QueueKey, list[QueueKey]] = {}
         self._searched = 0
 
     def place(self, parts: Mapping[QueueKey, QueuePart]) -> Mapping[QueueKey, QueuePart]:
         """Return the entries of some frames, each in its right queue."""
         has_found = False
         for key, part in parts.items():
-            others = [other for other in self._by_topic.get(key[0], ()) if other != key]
-            if others and not is_batch(part.units):
+            others = [] if is_batch(part.units) else self._others(key)
+            if others:
                 has_found = self._search(key, part, others) or has_found
         return placed(parts, self.found) if has_found else parts
+
+    @cached_property
+    def _similar(self) -> dict[tuple[int, str], list[str]]:
+        """(index, topic without the character at this index) -> the topics on the disk."""
+        found: dict[tuple[int, str], list[str]] = {}
+        for topic in self._by_topic:
+            # Salvage corrects a topic in its place, so its length in bytes must not change.
+            for at in range(len(topic)) if topic.isascii() else ():
+                found.setdefault((at, topic[:at] + topic[at + 1 :]), []).append(topic)
+        return found
+
+    def _others(self, key: QueueKey) -> list[QueueKey]:
+        """Return the queues that a harmed frame can belong to if it names the queue ``key``."""
+        if key not in self._known:
+            topic, queue_id = key
+            others = [other for other in self._by_topic.get(topic, ()) if other != key]
+            for at in range(len(topic)):
+                for similar in self._similar.get((at, topic[:at] + topic[at + 1 :]), ()):
+                    if similar != topic and (similar, queue_id) in self._names:
+                        others.append((similar, queue_id))
+            self._known[key] = others
+        return self._known[key]
 
     def _search(self, key: QueueKey, part: QueuePart, others: list[QueueKey]) -> bool:
         queue = self._queue_of(key)
@@ -107,7 +139,7 @@ class HarmedIds:
                 offset = int(part.offsets[at])
                 if self._is_of(other, key, offset):
                     place = int(part.units["physical_offset"][at])
-                    self.found[place], self.offsets[place] = other, offset
+                    self.found[place], self.offsets[place] = Moved(key, other), offset
                     left, has_found = left[left != at], True
         return has_found
 
@@ -163,10 +195,10 @@ class HarmedIds:
 
 
 def placed(
-    parts: Mapping[QueueKey, QueuePart], found: Mapping[int, QueueKey]
+    parts: Mapping[QueueKey, QueuePart], found: Mapping[int, Moved]
 ) -> Mapping[QueueKey, QueuePart]:
-    """Move the entries of frames with a harmed queue id to the right queues. ``found`` maps the
-    physical offset of each such frame to its right queue.
+    """Move the entries of harmed frames to the right queues. ``found`` has both queues of each such
+    frame, by its physical offset.
     """
     if not found:
         return parts
@@ -175,11 +207,11 @@ def placed(
     moved: dict[QueueKey, list[QueuePart]] = {}
     for key, part in parts.items():
         places = part.units["physical_offset"]
-        # Multi-dispatch can have copied the frame to a queue of another topic: this entry stays.
+        # Multi-dispatch can have copied the frame to another queue: this entry stays.
         rows = [
-            (at, right)
+            (at, found[int(places[at])].right)
             for at in np.flatnonzero(np.isin(places, harmed)).tolist()
-            if (right := found[int(places[at])])[0] == key[0] and right != key
+            if found[int(places[at])].named == key
         ]
         for at, right in rows:
             moved.setdefault(right, []).append(part[at : at + 1])

@@ -425,10 +425,10 @@ class QueuesAudit:
 
     @cached_property
     def _moved(self) -> dict[QueueKey, list[int]]:
-        """For each queue, the physical offsets of its frames with a harmed queue id."""
+        """For each queue, the physical offsets of its harmed frames."""
         moved: dict[QueueKey, list[int]] = {}
-        for place, key in self._ids.found.items():
-            moved.setdefault(key, []).append(place)
+        for place, found in self._ids.found.items():
+            moved.setdefault(found.right, []).append(place)
         return moved
 
     def _last_filler(self, queue: ConsumeQueue) -> Iterator[Finding]:

@@ -40,7 +40,7 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.rocksdb_queue import ROCKSDB_FOLDERS, QueueDb, require_package, rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import AuditedQueue, queue_name
-from logquarry.repair.audit.harmed_ids import placed
+from logquarry.repair.audit.harmed_ids import Moved, placed
 from logquarry.repair.audit.log import KnownBounds, LogAudit
 from logquarry.repair.audit.other_queues import wrong_end
 from logquarry.repair.rebuild.other_queues import BatchFiles, RocksFiles
@@ -227,7 +227,7 @@ class BuildJob:
         old: the queues that are rebuilt, except batch queues and those with unusable files.
         batch: the builder of the batch queues; None to build no batch queues.
         rocksdb: the folder of RocksDB below ``folder``, if the store has its queues in RocksDB.
-        place: moves the entries of frames with a harmed queue id to their right queues.
+        place: moves the entries of frames with a harmed topic or queue id to their right queues.
     """
 
     layout: StoreLayout
@@ -464,10 +464,10 @@ def replace_queues(
     disk: Disk,
     clock: Clock,
     progress: Progress | None,
-    harmed_ids: Mapping[int, QueueKey],
+    harmed_ids: Mapping[int, Moved],
 ) -> None:
     """Rebuild the queues in RocksDB from a repaired log; move the old folder to quarantine.
-    ``harmed_ids`` has the right queues of frames (:func:`placed`). Raises UnsupportedStore if the
+    ``harmed_ids`` has the queues of harmed frames (:func:`placed`). Raises UnsupportedStore if the
     log has lost messages in the middle of a queue.
     """
     root = Path(layout.root)

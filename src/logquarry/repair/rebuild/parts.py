@@ -2,7 +2,7 @@
 
 1. Tasks read the runs of the log, and report the queue offsets and the number of keys in each
    (:class:`FoundRun`). A run is a part of the log with only valid frames.
-2. The driver reads the rest of the log. It finds the frames with a harmed queue id
+2. The driver reads the rest of the log. It finds the frames with a harmed topic or queue id
    (:func:`find_harmed`), and the queues that tasks cannot write, because their queue offsets do not
    simply increase (:func:`odd_queues`).
 3. Tasks write index files and the entries of the other queues. The driver writes the odd queues.
@@ -31,7 +31,7 @@ from logquarry.log.splits import STRETCH_BYTES, Stretch, StretchReader
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import has_message
-from logquarry.repair.audit.harmed_ids import HarmedIds
+from logquarry.repair.audit.harmed_ids import HarmedIds, Moved
 from logquarry.repair.rebuild.queue_files import OldQueues, QueueFiles
 from logquarry.write.index_writer import IndexFileWriter
 from logquarry.write.queue_writer import MOST_OFFSET, QueuePart, parts_with_copies
@@ -289,8 +289,9 @@ def find_harmed(
     config: StoreConfig,
     old: OldQueues,
     runs: Sequence[FoundRun],
-) -> tuple[dict[int, QueueKey], frozenset[QueueKey]]:
-    """Find the frames with a harmed queue id (:mod:`logquarry.repair.audit.harmed_ids`).
+) -> tuple[dict[int, Moved], frozenset[QueueKey]]:
+    """Find the frames with a harmed topic or queue id
+    (:mod:`logquarry.repair.audit.harmed_ids`).
 
     The right queue has the entry of such a frame at a queue offset that the runs lack. So the
     function reads only the frames of such entries, at most ``_MOST_READ``.
@@ -300,7 +301,7 @@ def find_harmed(
         runs: all runs of the log, in the log's order.
 
     Returns:
-        Physical offset -> right queue of each such frame; and all queues that these frames name, or
+        Physical offset -> both queues of each such frame; and all queues that these frames name, or
         to which they belong.
     """
     seen: dict[QueueKey, Segments] = {key: [] for key in old}
@@ -338,7 +339,7 @@ def find_harmed(
         ids.place(entries)
         if len(ids.found) > count:
             touched.update(entries)
-    return ids.found, frozenset(touched.union(ids.found.values()))
+    return ids.found, frozenset(touched.union(found.right for found in ids.found.values()))
 
 
 def _gaps(segments: Segments, end: int) -> Iterator[tuple[int, int]]:

@@ -50,7 +50,7 @@ from logquarry.repair.audit.differences import (
 )
 from logquarry.repair.audit.expired_queues import end_words, stand_in
 from logquarry.repair.audit.first_difference import QueueAudits
-from logquarry.repair.audit.harmed_ids import HarmedIds
+from logquarry.repair.audit.harmed_ids import HarmedIds, Moved
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, torn_end
 from logquarry.repair.audit.runs import EntryFacts
 from logquarry.repair.rebuild.build import folder_to_recover, why_replaced
@@ -90,7 +90,7 @@ class SafePlan(RecoveryPlan):
         pieces: the undamaged parts of the log, as physical offsets (start, end).
         misnamed: paths of the files in the log's folder that do not belong to the log.
         rocksdb: folder of the queues in RocksDB, if they must be built again.
-        harmed_ids: physical offset -> right queue, for each frame with a harmed queue id.
+        harmed_ids: physical offset -> both queues, for each frame with a harmed topic or queue id.
         harmed_offset: the harmed offset in the checkpoint, which the recovery sets to 0; or None.
     """
 
@@ -104,7 +104,7 @@ class SafePlan(RecoveryPlan):
     pieces: tuple[tuple[int, int], ...] = field(default=(), repr=False)
     misnamed: tuple[str, ...] = ()
     rocksdb: str | None = None
-    harmed_ids: Mapping[int, QueueKey] = field(default_factory=dict)
+    harmed_ids: Mapping[int, Moved] = field(default_factory=dict)
     harmed_offset: int | None = None
 
 

@@ -6,7 +6,7 @@ frames of the same file get new places.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -86,7 +86,8 @@ class SalvagePlan:
         queue_offsets: old physical offset -> new queue offset, for each frame whose queue offset
             changes.
         rotten_offsets: number of messages whose harmed queue offset is corrected.
-        queue_ids: old physical offset -> right queue id, for each frame whose queue id is harmed.
+        right_queues: old physical offset -> right queue, for each frame whose topic or queue id is
+            harmed.
         raised_times: number of messages that get the later store time of the previous message.
         lowered_times: old physical offset -> new store time, for each message that gets an earlier
             store time.
@@ -108,7 +109,7 @@ class SalvagePlan:
     stale: StaleFrames = field(default_factory=StaleFrames)
     queue_offsets: dict[int, int] = field(default_factory=dict)
     rotten_offsets: int = 0
-    queue_ids: dict[int, int] = field(default_factory=dict)
+    right_queues: dict[int, QueueKey] = field(default_factory=dict)
     raised_times: int = 0
     lowered_times: dict[int, int] = field(default_factory=dict)
     ends: int = 0
@@ -349,7 +350,7 @@ class _Planner:
                         self._plan.stale.moved += 1
                     offsets = np.array([offset], np.int64)
                     moved = QueuePart(part.rows, offsets, part.units)
-                    _note(self._notes, {key: moved}, found.requests, {})
+                    _note(self._notes, {key: moved}, found.requests, ())
 
     def _place_behind(self, run: Run) -> None:
         left = self._size - (self._at - self._start) % self._size
@@ -364,7 +365,7 @@ class _Planner:
         plan = self._plan
         self._times.finish()
         plan.raised_times, plan.lowered_times = self._times.raised, self._times.lowered
-        plan.queue_ids = {place: key[1] for place, key in self._ids.found.items()}
+        plan.right_queues = {place: found.right for place, found in self._ids.found.items()}
         try:
             for key, notes in self._notes.items():
                 is_queued = partial(_is_queued, self._queues.get(key))
@@ -432,10 +433,10 @@ def _note(
     notes: dict[QueueKey, losses.QueueNotes],
     parts: Mapping[QueueKey, QueuePart],
     requests: DispatchRequests,
-    harmed: Mapping[int, QueueKey],
+    harmed: Collection[int],
 ) -> None:
     """Add the entries of some frames to the notes of their queues. ``harmed`` has the physical
-    offset of each frame with a harmed queue id: such a frame is no multi-dispatch copy.
+    offset of each frame with a harmed topic or queue id: such a frame is no multi-dispatch copy.
     """
     numbers: dict[str, int] = {}
     # Different bytes can be decoded to the same name.

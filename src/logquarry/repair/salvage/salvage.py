@@ -139,7 +139,7 @@ class Salvaged:
             "raised_times": plan.raised_times,
             "lowered_times": len(plan.lowered_times),
             "rotten_queue_offsets": plan.rotten_offsets,
-            "rotten_queue_ids": len(plan.queue_ids),
+            "rotten_queue_ids": len(plan.right_queues),
             "ends_without_half": plan.ends,
             "wrong_property_crcs": plan.wrong_crcs,
             "stale": {

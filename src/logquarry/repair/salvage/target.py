@@ -23,7 +23,7 @@ from logquarry.disk.folders import AbortFile, alone_in, lock_folder
 from logquarry.errors import CorruptStore, StoreNotFound, StoreUnavailable, UsageError, reason_of
 from logquarry.format import frame, queue_entry, sys_flag, timer
 from logquarry.format import properties as props
-from logquarry.format.arrays import BODY_AT, POSITION, SIZE, Bytes, Int64
+from logquarry.format.arrays import BODY_AT, POSITION, SIZE, TOPIC_AT, Bytes, Int64
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
 from logquarry.log import columns
 from logquarry.log.filesystem import LocalFileSystem, below
@@ -298,12 +298,12 @@ def _unlock(descriptor: int | None) -> None:
 
 
 # ---------------------------------------------------------------------------------------- the log
+_LONG = np.arange(8)
 _QUEUE_ID_AT = frame.HEAD.offsets["queue_id"]
 _QUEUE_OFFSET_AT = frame.HEAD.offsets["queue_offset"]
 _PHYSICAL_OFFSET_AT = frame.HEAD.offsets["physical_offset"]
 _FIELDS = ("sys_flag", "store_timestamp", "prepared_transaction_offset")
 _BODY_LENGTH_SIZE = 4
-_LONG_SIZE = 8
 _V6_MORE = frame.HOST_SIZE_V6 - frame.HOST_SIZE_V4
 
 
@@ -380,7 +380,7 @@ class LogWriter:
         late = np.flatnonzero(raised != times)
         flags = fields["sys_flag"].astype(np.int64)
         # RECONSUMETIMES, PREPAREDTRANSACTIONOFFSET, BODYLEN and the body follow the hosts.
-        prepared_at = at + rows[:, BODY_AT] - _BODY_LENGTH_SIZE - _LONG_SIZE
+        prepared_at = at + rows[:, BODY_AT] - _BODY_LENGTH_SIZE - len(_LONG)
         if len(late):
             v6 = (flags[late] & sys_flag.BORN_HOST_V6) != 0
             time_at = at[late] + frame.HEAD.size + frame.HOST_SIZE_V4 + v6 * _V6_MORE
@@ -395,13 +395,20 @@ class LogWriter:
         changed, offsets = _replaced(places, self._plan.queue_offsets)
         if len(changed):
             patches.append((at[changed] + _QUEUE_OFFSET_AT, offsets))
-        harmed, ids = _replaced(places, self._plan.queue_ids)
-        if not patches and not len(harmed):
+        harmed = np.flatnonzero(np.isin(places, list(self._plan.right_queues))).tolist()
+        if not patches and not harmed:
             return data
         copy = data.copy()
         for where, values in patches:
-            _write_numbers(copy, where, values.astype(">i8"))
-        _write_numbers(copy, at[harmed] + _QUEUE_ID_AT, ids.astype(">i4"))
+            copy[where[:, None] + _LONG] = values.astype(">i8").view(np.uint8).reshape(-1, 8)
+        for row in harmed:
+            topic, queue_id = self._plan.right_queues[int(places[row])]
+            start = int(at[row])
+            for to, right in (
+                (start + _QUEUE_ID_AT, queue_id.to_bytes(4, "big", signed=True)),
+                (start + int(rows[row, TOPIC_AT]), topic.encode()),
+            ):
+                copy[to : to + len(right)] = np.frombuffer(right, np.uint8)
         sizes = rows[:, SIZE].astype(np.int64)
         _renew_crcs(copy, at, sizes, columns.wrong_property_crcs(run.window, rows))
         return copy
@@ -411,12 +418,6 @@ def _replaced(places: Int64, values: Mapping[int, int]) -> tuple[Int64, Int64]:
     """Return two arrays: the row numbers of the frames that get a new value, and these values."""
     found = np.flatnonzero(np.isin(places, list(values)))
     return found, np.array([values[place] for place in places[found].tolist()], np.int64)
-
-
-def _write_numbers(data: Bytes, where: Int64, values: np.ndarray[Any, Any]) -> None:
-    """Write each number of ``values`` to its position in ``data``."""
-    size = values.dtype.itemsize
-    data[where[:, None] + np.arange(size)] = values.view(np.uint8).reshape(-1, size)
 
 
 def _renew_crcs(data: Bytes, starts: Int64, sizes: Int64, wrong: list[int]) -> None:

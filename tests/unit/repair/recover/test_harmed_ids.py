@@ -1,6 +1,6 @@
-"""Recoveries and rebuilds of stores in which damage has changed the queue id of a frame.
+"""Recoveries and rebuilds of stores in which damage has changed the topic or queue id of a frame.
 
-No CRC covers the queue id. The message's entry in the right queue shows where it belongs.
+No CRC covers these fields. The message's entry in the right queue shows where it belongs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import logquarry as lq
 from logquarry.format.frame import HEAD
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.salvage.salvage import salvage_store
 from logquarry.repair.verification import verify_store
 from tests.helpers.failing_disk import StoppedDisk
 from tests.helpers.files import overwrite
@@ -195,3 +196,36 @@ def test_the_last_message_of_both_queues(is_closed: bool, tmp_path: Path) -> Non
     lq.recover(tmp_path, apply=True, config=config())
     assert queue_bytes(tmp_path) == entries
     assert kinds(tmp_path) == ["harmed_queue_id"]
+
+
+# ------------------------------------------------------------------------------------ harmed topics
+def store_of_topics(root: Path) -> list[int]:
+    with opened(root) as made:
+        for number in range(COUNT):
+            made.put(lq.Message(f"t{number % 2}", b"%d" % number, queue_id=0))
+        return [message.physical_offset for message in made.scan()]
+
+
+@pytest.mark.parametrize("bits", [1, 64, 128])
+@pytest.mark.parametrize("number", [0, 1, 14, 15, COUNT - 3, COUNT - 2, COUNT - 1])
+def test_a_frame_with_a_harmed_topic_stays_in_its_queue(
+    number: int, bits: int, tmp_path: Path
+) -> None:
+    """No CRC covers the topic. The frame can name the other topic, a new one, or an invalid one."""
+    root = tmp_path / "store"
+    places = store_of_topics(root)
+    entries = queue_bytes(root)
+    data = log_file(root).read_bytes()
+    at = data.index(b"t%d" % (number % 2), places[number] + HEAD.size) + 1
+    overwrite(log_file(root), at, bytes([data[at] ^ bits]))
+    assert "harmed_queue_id" in kinds(root)
+    rebuild(root, into=tmp_path / "new", config=config(), clock=lambda: NOW)
+    assert queue_bytes(tmp_path / "new") == entries
+    lq.recover(root, apply=True, config=config())
+    assert queue_bytes(root) == entries
+    salvaged = salvage_store(StoreLayout.open(root, config()), tmp_path / "saved")
+    assert salvaged.is_whole
+    with lq.MessageStore.open(tmp_path / "saved") as made:
+        found = [(message.topic, message.body) for message in made.scan()]
+    assert found == [(f"t{number % 2}", b"%d" % number) for number in range(COUNT)]
+    assert not verify_store(StoreLayout.open(tmp_path / "saved")).findings
