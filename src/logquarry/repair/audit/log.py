@@ -32,7 +32,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
@@ -43,7 +43,6 @@ from logquarry.log.broker_version import ROCKSDB_STORE
 from logquarry.log.codec import Window
 from logquarry.log.frames import guided
 from logquarry.log.layout import StoreLayout
-from logquarry.log.splits import Stretch
 from logquarry.log.walk import (
     MISSING_FILE,
     BlankSpan,
@@ -58,6 +57,10 @@ from logquarry.read.batch_queue import all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_end import checkpoint_times, last_entries
 from logquarry.read.queue import Queue
+
+if TYPE_CHECKING:
+    # At run time, this import would load pyarrow, which slows down the start of quick commands.
+    from logquarry.log.splits import Stretch
 
 _PAGES: Final = (4 << 10, 16 << 10, 64 << 10)
 """Page sizes, in bytes, of the systems on which RocketMQ runs."""
@@ -114,7 +117,7 @@ def find_bounds(
     )
 
 
-S = TypeVar("S", bound=Stretch)
+S = TypeVar("S", bound="Stretch")
 
 
 class LogAudit:

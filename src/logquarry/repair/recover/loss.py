@@ -198,8 +198,7 @@ class LossSearch:
         is_missing = len(missing) > 0 or self._lacks_file
         known = kept + size
         certain = max(int(vouched[:, 1].sum()), gone)
-        replaced = int(np.isin(vouched[:, 0], self.replaced[:, 0]).sum())
-        lacks_file = is_missing or replaced >= _LEAST_APART
+        lacks_file = is_missing or self._has_foreign_file(vouched)
         is_one = len(vouched) == 1 and gone <= int(vouched[0, 1])
         return Loss(
             messages=count,
@@ -212,10 +211,21 @@ class LossSearch:
     @cached_property
     def replaced(self) -> Frames:
         """The lost frames of replaced log files, in the order of the log."""
-        files = ReplacedFiles(self._layout, self._queues, self._is_expected, self._known)
-        frames = files.frames(self._dropped)
+        frames = self._replaced_files.frames(self._dropped)
         _, first = np.unique(frames[:, 0], return_index=True)
         return frames[first]
+
+    @cached_property
+    def _replaced_files(self) -> ReplacedFiles:
+        return ReplacedFiles(self._layout, self._queues, self._is_expected, self._known)
+
+    def _has_foreign_file(self, vouched: Frames) -> bool:
+        """Whether a log file has messages of another store only. If the file begins with messages
+        of this store, the store itself wrote new messages in place of messages that a crash lost.
+        """
+        places = np.intersect1d(vouched[:, 0], self.replaced[:, 0])
+        bases, counts = np.unique(places - places % self._log.file_size, return_counts=True)
+        return any(map(self._replaced_files.is_foreign, bases[counts >= _LEAST_APART].tolist()))
 
     def vouched_end(self) -> int:
         """Return the physical offset up to which the store certainly had messages."""

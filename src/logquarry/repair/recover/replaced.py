@@ -86,6 +86,11 @@ class ReplacedFiles:
         frames = np.concatenate(found)
         return frames[self._are_replaced(frames[:, 0])]
 
+    def is_foreign(self, base: int) -> bool:
+        """Whether the queues lack the first messages of the log file that begins at ``base``."""
+        judged = self._judged(base, base + self._log.file_size)
+        return not any(is_queued for _, is_queued in judged)
+
     def _differing(self) -> Mapping[QueueKey, int]:
         """Return queue -> 0 for each queue of which a probed entry points to no frame."""
         keys: list[QueueKey] = []
