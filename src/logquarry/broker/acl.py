@@ -148,8 +148,8 @@ class Account:
 
     def require_producer(self, group: str) -> None:
         """Raise Refused if the account is not allowed to be a member of a producer group."""
-        # In RocketMQ, an account lists only consumer groups. So if this account does not list the
-        # producer group, it needs only the permission PUB for any topic.
+        # In RocketMQ, the groups of an account are consumer groups. So if this account does not
+        # list the producer group, it needs only the permission PUB for any topic.
         if group in self.groups:
             may_send = PUB in self.groups[group]
         else:

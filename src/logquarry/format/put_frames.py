@@ -99,7 +99,7 @@ def size_at(data: memoryview, start: int) -> int | None:
 
 
 def queue_number(data: memoryview, start: int) -> int:
-    """Return the index of the queue that the staged frame at a position contains."""
+    """Return the index of a staged frame's queue, which stands in place of the queue offset."""
     return int(_NUMBER.unpack_from(data, start + _AT_NUMBER)[0])
 
 

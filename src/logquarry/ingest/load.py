@@ -302,7 +302,8 @@ def discard_load(plan: LoadPlan, load: LoadId, tasks: Sequence[Staged]) -> None:
         if _began(plan, load, disk):
             return
         names = [segment.name for task in tasks for _, segment in task.segments]
-        # The generated name of an unnamed load is unique, so no other attempt uses its files.
+        # An unnamed load has a unique generated name. No other attempt uses files of this load, so
+        # remove all of them.
         remove_staged(plan.loads, load, names if load.is_named else None)
         if plan.dead_letters is not None:
             letters = [task.dead_letters for task in tasks if task.dead_letters is not None]

@@ -47,8 +47,11 @@ _SMALLEST_PAIR: Final = 4
 
 
 def interned(count: int, intern: Callable[..., int]) -> tuple[list[int], Int64]:
-    """Call a kernel that numbers the distinct values among ``count`` values. Return the kernel's
-    result for each distinct value, and the number of each value.
+    """Call a kernel that numbers the distinct values among ``count`` values.
+
+    Returns:
+        What the kernel stores for each distinct value (the value, or the index of its first
+        occurrence); and for each of the ``count`` values, the number of its distinct value.
     """
     ids, found = np.empty(count, np.int64), np.empty(0, np.int64)
     known, most = -1, _FEW

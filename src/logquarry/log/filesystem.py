@@ -160,7 +160,7 @@ class FileSystem(ABC):
         return None
 
     def broken_links(self, path: str) -> Sequence[str]:
-        """Return the names of links in a folder whose targets do not exist."""
+        """Return the names of a folder's links whose targets do not exist."""
         return ()
 
     def why_no_file(self, path: str) -> str | None:

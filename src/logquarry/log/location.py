@@ -396,8 +396,8 @@ def broker_names(locations: Sequence[str | os.PathLike[str]]) -> list[str]:
     - If several stores' folders have the same name, each store has the name of a parent folder
       instead. All these parent folders are at the same level above the stores, the lowest level at
       which all names differ: ``b1`` and ``b2`` for ``/a/b1/store`` and ``/a/b2/store``.
-    - If there is no such level, the name is the shortest end of the path that no other path has
-      (``r1/b1/store``).
+    - If there is no such level, the name is the shortest last part of the path that no other path
+      ends with (``r1/b1/store``).
     """
     absolutes = [absolute(location) for location in locations]
     for path in absolutes:

@@ -7,11 +7,12 @@ decision; a recovery uses that of :mod:`logquarry.repair.audit.log`. The search 
 frame, because each frame contains its own physical offset.
 
 After a clean shutdown, the log ends at the first break of the chain of frames at or after
-``bound``, and sound frames after the end are stale. If there is no bound, because the store crashed
-or a writer has it open, all sound frames belong to the log.
+``bound``, and sound frames after the end are stale. There is no bound if a writer has the store
+open, or if the store crashed and has no durable offset (:mod:`logquarry.format.checkpoint`). Then
+all sound frames belong to the log.
 
-A break of the chain before the bound is damage inside the log if the durable offset
-(:mod:`logquarry.format.checkpoint`) is at or above the bound, or if the store crashed.
+A break of the chain before the bound is damage inside the log in two cases: the durable offset is
+at or above the bound, or the store crashed.
 
 QUIRK: in the last file of a store that was shut down cleanly, a break of the chain is the log's
 end, even if queue entries point to messages after the break. At such a break, RocketMQ's recovery

@@ -1,6 +1,7 @@
 """The codes of RocketMQ's remoting protocol, and the header fields of each request.
 
-:class:`RequestCode` has all requests of RocketMQ 4.9, and those of RocketMQ 5 that clients send.
+:class:`RequestCode` has the requests that servers and clients of RocketMQ 4.9 answer, and those of
+RocketMQ 5 that clients send.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from logquarry.log.walk import (
     LogEnd,
     LogReader,
     Run,
+    Span,
 )
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.compaction import compaction_faults
@@ -167,7 +168,9 @@ class _Verification:
         damaged = [f.file for f in self.report.findings if f.severity == "damage"]
         for path, reason in verify_files.misnamed_queue_files(self.layout, damaged):
             self.report.add("misnamed_queue_file", path, 0, reason)
-        self.report.findings += self.index.finish(end, lost, self.last_keyed)
+        # A key's hash contains the topic: the entry of a frame with a harmed topic is right.
+        harmed = [Span(place, 1) for place in self.queues.harmed_topics]
+        self.report.findings += self.index.finish(end, [*lost, *harmed], self.last_keyed)
         if self.layout.has_state_table and not self.live:
             verify_files.check_transactions(self.layout, end, self.report)
         verify_files.check_checkpoint(

@@ -56,8 +56,8 @@ class Wake:
     """Wakes a thread that waits in a selector. Thread-safe.
 
     The thread calls :meth:`arm` before it checks for work, and is armed until it is woken. A put
-    wakes the thread only if the thread is armed (:meth:`is_unset`). While the thread works, this
-    saves a system call for each put.
+    wakes the thread only if the thread is armed; then :meth:`is_unset` is true. While the thread
+    works, this saves a system call for each put.
     """
 
     def __init__(self) -> None:

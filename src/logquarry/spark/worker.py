@@ -38,10 +38,8 @@ _LOADING = 3
 
 
 def settle() -> None:
-    """In some of a worker's tasks, exclude all objects that exist now from garbage collection:
-    in the first tasks, and in a task after one that imported modules.
-
-    Call this function at the start of a task.
+    """Exclude all existing objects from garbage collection. Call this function at the start of each
+    task. It acts only in the worker's first tasks, and if the task before imported modules.
 
     PySpark collects garbage after each task. Visiting every object of numba, pyarrow and PySpark
     takes 60 ms, a fifth of the time to decode 128 MiB of log.

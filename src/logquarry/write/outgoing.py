@@ -126,7 +126,7 @@ def advance(
             file.write(data)
         offsets.update(told)
     except BaseException:
-        # After Ctrl-C at any line, count the queue offsets of messages that are in the log.
+        # Ctrl-C can come at any line. Queue offsets of messages in the log must not be used again.
         if file.wrote > before:
             offsets.update(told)
         raise

@@ -407,7 +407,7 @@ class QueueAudits:
         return QueueAudit(key, disk, self._damage, tags, mends=self._mends)
 
     def take(self, run: Run | EntryFacts) -> None:
-        """Compare the next frames of the log."""
+        """Compare the queues with the entries of the next frames of the log."""
         if isinstance(run, Run):
             facts = EntryFacts(self._config, with_transactions=self.transactions is not None)
             run = audited(self._follower, run, facts)

@@ -6,7 +6,7 @@ find the first fault, for open and recover.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -21,11 +21,11 @@ from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import INDEX
-from logquarry.log.walk import Run
+from logquarry.log.walk import Run, Span
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
 from logquarry.read.index_file import IndexFile
-from logquarry.repair.audit.differences import LostSpans, and_more, names_ends
+from logquarry.repair.audit.differences import and_more, names_ends
 from logquarry.repair.audit.index_entries import (
     ENTRY_DTYPE,
     Entries,
@@ -101,10 +101,13 @@ class IndexAudit:
         """Count a run's keys; :meth:`finish` subtracts the entries to find missing keys."""
         self._keys.add(run, has_key)
 
-    def finish(self, log_end: int, lost: LostSpans, last_keyed: int | None) -> Iterator[Finding]:
+    def finish(
+        self, log_end: int, lost: Sequence[Span], last_keyed: int | None
+    ) -> Iterator[Finding]:
         """Yield all differences after the whole log is read.
 
-        ``last_keyed`` is the physical offset of the log's last message with keys.
+        ``lost`` has the parts of the log whose index entries are not checked. ``last_keyed`` is the
+        physical offset of the log's last message with keys.
         """
         files = self._index.files
         if not files:
@@ -127,7 +130,7 @@ class IndexAudit:
             yield finding("index_behind", files[-1].path, 0, reason)
 
     def _check_file(
-        self, file: IndexFile, header: IndexHeader, log_end: int, lost: LostSpans
+        self, file: IndexFile, header: IndexHeader, log_end: int, lost: Sequence[Span]
     ) -> Iterator[Finding]:
         view = self._files.view(file.path)
         size = 0 if view is None else view.size
@@ -248,7 +251,7 @@ class IndexAudit:
         shape: IndexShape,
         entries: Entries,
         log_end: int,
-        lost: LostSpans,
+        lost: Sequence[Span],
     ) -> Iterator[Finding]:
         number = self._numbers[file.path]
         begin, end = self._ranges[number]

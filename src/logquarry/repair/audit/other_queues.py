@@ -91,6 +91,11 @@ class StoreQueuesAudit:
         names = {*self._layout.queue_names}.union(*(one.names for one in self._databases))
         return len(names) + len(self._layout.batch_queue_names)
 
+    @property
+    def harmed_topics(self) -> list[int]:
+        """The physical offsets of the frames whose topic is harmed."""
+        return [place for one in (self._files, *self._databases) for place in one.harmed_topics]
+
     def add(self, followed: Followed, parts: Parts) -> None:
         """Compare the frames of a run with their entries."""
         self._files.add(followed, parts)

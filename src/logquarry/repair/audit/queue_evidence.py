@@ -150,8 +150,8 @@ class SpareEntries:
     def _check_places(
         self, index: Int64, places: Int64, queue_offsets: Int64, owners: Int64
     ) -> None:
-        # Compare only the queue offsets of own messages. A copy by multi-dispatch has no queue
-        # offset of this queue in its frame.
+        # Compare only the queue offsets of own messages. If multi-dispatch has added an entry, the
+        # field QUEUEOFFSET of the frame is a queue offset of another queue.
         shifts = np.where(owners == _OWN, queue_offsets - index, 0)
         strange = owners == _FOREIGN
         # A new group begins if one of the two changes from one entry to the next.

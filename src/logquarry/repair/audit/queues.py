@@ -423,6 +423,12 @@ class QueuesAudit:
         if isinstance(queue, ConsumeQueue) and log_end < FILLER_SIZE:
             yield from self._last_filler(queue)  # QUIRK: see expired_queues.stand_in
 
+    @property
+    def harmed_topics(self) -> list[int]:
+        """The physical offsets of the frames whose topic is harmed."""
+        found = self._ids.found.items()
+        return [place for place, moved in found if moved.named[0] != moved.right[0]]
+
     @cached_property
     def _moved(self) -> dict[QueueKey, list[int]]:
         """For each queue, the physical offsets of its harmed frames."""

@@ -140,8 +140,8 @@ class RightOffsets(ABC):
         if 0 <= offset < expected and self._is_queued(offset, entries):
             # The queue had another message at this offset before. So the topic was created again.
             return False
-        # The next message continues the queue, either without this message or directly after it. So
-        # damage has changed this frame's topic or queue id, or its queue offset.
+        # The next message has the queue offset that this message should have, or the one after it.
+        # So damage has changed this frame's topic or queue id, or its queue offset.
         if following in (expected, expected + 1):
             return True
         if offset >= 0 and self._has(offset, entries):

@@ -366,9 +366,9 @@ class Run:
         return document if isinstance(document, dict) else {}
 
     def _is_ours(self, document: Mapping[str, Any]) -> bool:
-        """Return whether a run of this table wrote the note.
+        """Return whether an export into this table wrote the note.
 
-        Files that runs of other tables wrote must not be removed.
+        The caller removes the files that a note lists. So it must skip the notes of other tables.
         """
         table = self._tables[0]
         table_id = document.get("id")

@@ -358,11 +358,13 @@ def rules_due(
     """Return the rules that a running store applies now; None if it deletes nothing
     (``CleanCommitLogService``).
 
-    - In the hours of ``delete_when``, the rules allow the deletion of all expired files.
-    - If the disk is fuller than ``disk_max_used_space_ratio``, they allow the deletion of expired
-      files until the disk is less full.
-    - If the disk is fuller than FORCIBLY_RATIO and ``clean_file_forcibly_enable`` is set, they also
-      allow the deletion of files that have not expired.
+    The first of these cases that applies determines the rules:
+
+    1. The disk is fuller than FORCIBLY_RATIO, and ``clean_file_forcibly_enable`` is set: the oldest
+       files can be deleted, expired or not, until the disk is less full.
+    2. In the hours of ``delete_when``, all expired files can be deleted.
+    3. The disk is fuller than ``disk_max_used_space_ratio``: expired files can be deleted until the
+       disk is less full.
 
     Args:
         used_ratio: the used part of the disk now, from 0 to 1.

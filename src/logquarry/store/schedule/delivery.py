@@ -334,8 +334,8 @@ class DelayedDelivery(Delivery):
         """Put the first of the due messages, as many as fit into one call of ``put``.
 
         Returns:
-            The number of delivered messages, and the number of messages that were delivered or
-            skipped.
+            The number of delivered messages; and the number of all messages that are done, whether
+            they were delivered or skipped.
         """
         passed: list[_Due] = []
         outcomes: dict[_Due, str | None] = {}
