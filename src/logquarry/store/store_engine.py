@@ -116,6 +116,7 @@ class StoreEngine:
         except StoreNotFound:
             # The folder has no store yet, so it has no unsupported features. If it contains other
             # files, check_folder below raises an error.
+            _require_outside_of_stores(root)
             unsupported = None
             self._has_property_crc = is_on(config, "enabledAppendPropCRC")
         else:
@@ -474,3 +475,13 @@ class StoreEngine:
             logger.error("%s: not shut down cleanly: %s", self.root, error)
             return False
         return True
+
+
+def _require_outside_of_stores(root: Path) -> None:
+    """Raise UsageError if a new store would lie in another store: RocketMQ can refuse to start
+    while an unknown folder is in its store.
+    """
+    for folder in root.resolve().parents:
+        if (folder / COMMIT_LOG).is_dir():
+            reason = f"a new store cannot lie in the store {folder}"
+            raise UsageError(f"{root}: {reason}; choose a folder outside of it")

@@ -494,3 +494,21 @@ def test_a_short_first_file_after_a_crash(folder: str, tmp_path: Path) -> None:
         assert store.wait_dispatched(timeout=60)
         assert [message.body for message in store.get("t", 0).messages] == [b"x", b"y"]
     assert path.stat().st_size == len(data)
+
+
+@pytest.mark.parametrize("inside", ["new", "commitlog/new", "consumequeue/t/new", "link"])
+def test_a_new_store_in_another_store_is_refused(inside: str, tmp_path: Path) -> None:
+    """A broker may refuse to start while an unknown folder is in its store."""
+    root = tmp_path / "store"
+    with opened(root) as store:
+        store.put(lq.Message("t", b"x"))
+    path = root / inside
+    if inside == "link":
+        path = tmp_path / "link" / "new"
+        path.parent.symlink_to(root)
+    before = sorted(root.rglob("*"))
+    with pytest.raises(UsageError, match="a new store cannot lie in the store"):
+        lq.MessageStore.open(path, mode="rw")
+    assert sorted(root.rglob("*")) == before
+    with opened(tmp_path / "beside"):
+        pass
