@@ -23,6 +23,7 @@ cdef class WaitingPut(PutFuture):
     cdef object _settled
     cdef object _failed
     cdef double _began
+    cdef double _took
     cdef Once _first
     cdef Once _open
     cpdef flushed(self, in_time)

@@ -285,6 +285,7 @@ class WaitingPut(PutFuture):
         self._settled = done
         self._failed = failed
         self._began = _monotonic()
+        self._took = 0.0
         # If the put has two waits, the wait that ends first takes the token _first, and does
         # nothing else. The second wait, or a failure, takes the token _open, and completes the
         # future. A single wait needs no token, because a PutWait reports its end only once.
@@ -309,10 +310,21 @@ class WaitingPut(PutFuture):
         if self._open is not None and not self._open.take():
             return
         result = self._appended.settled(flush=self._flush, replica=self._replica)
-        if (took := _monotonic() - self._began) > SLOW_PUT:
-            logger.warning("a put waited %d ms for disk and slave: %s", took * _MS, result)
+        self._took = _monotonic() - self._began
         self._settled(result)
         self.set_result(result)
+
+    def result(self, timeout: float | None = None) -> PutResult:
+        """See :meth:`PutFuture.result`. The first call also logs a put that was slow.
+
+        The thread that syncs must not log: a log handler that puts its records into the store holds
+        a lock while it waits for this thread.
+        """
+        result = PutFuture.result(self, timeout)
+        if self._took > SLOW_PUT:
+            took, self._took = self._took, 0.0
+            logger.warning("a put waited %d ms for disk and slave: %s", took * _MS, result)
+        return result
 
     def fail(self, error: StoreUnavailable) -> None:
         """Complete the future with the error of a failed sync, even if a slave has the message."""
@@ -424,7 +436,8 @@ class LogGrowth:
         Raise StoreUnavailable if the sync failed. It is then unknown whether the message is on the
         disk.
         """
-        return self.settle_later(result, wait, _nothing, _nothing).result()
+        # Do not use WaitingPut.result: the caller logs slow puts.
+        return PutFuture.result(self.settle_later(result, wait, _nothing, _nothing))
 
     def settle_later(
         self,

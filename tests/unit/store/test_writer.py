@@ -256,6 +256,38 @@ def test_a_flush_that_takes_too_long(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "a put waited" in caplog.text
 
 
+@pytest.mark.parametrize("call", ["put", "put_async"])
+def test_a_log_handler_may_put_its_records(call: str, tmp_path: Path) -> None:
+    """The handler holds a lock while it waits for the sync. So the syncing thread must not log."""
+    disk = FaultyDisk()
+    done: list[PutStatus] = []
+
+    class Records(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if not record.name.startswith("logquarry"):
+                message = lq.Message("t", record.getMessage().encode())
+                is_async = call == "put_async"
+                found = store.put_async(message).result() if is_async else store.put(message)
+                done.append(found.status)
+
+    handler = Records()
+    with opened(tmp_path, disk, flush_disk_type="SYNC_FLUSH", sync_flush_timeout=60_000) as store:
+        store.put(lq.Message("t"))
+        disk.gate.clear()
+        logging.getLogger().addHandler(handler)
+        try:
+            talking = threading.Thread(
+                target=logging.getLogger("application").error, args=("hello",), daemon=True
+            )
+            talking.start()
+            time.sleep(0.7)  # the put is slow, so it is logged
+            disk.gate.set()
+            talking.join(60)
+            assert done == [PutStatus.PUT_OK]
+        finally:
+            logging.getLogger().removeHandler(handler)
+
+
 def test_a_failed_sync_poisons_the_store(tmp_path: Path) -> None:
     disk = FaultyDisk()
     store = opened(tmp_path, disk, flush_disk_type="SYNC_FLUSH")
