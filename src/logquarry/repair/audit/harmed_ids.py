@@ -18,8 +18,7 @@ The frame then counts as a frame of the other queue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.log_queues import QueueKey
+from logquarry.read.log_queues import LMQ_PREFIX, QueueKey
 from logquarry.read.queue import Queue, Units
 from logquarry.repair.audit.differences import TagsRule, same_entries
 from logquarry.repair.audit.queue_evidence import entries_at, has_entries
@@ -46,8 +45,9 @@ a topic with many queues, need more.
 """
 _SEARCH: Final = 64
 _READ: Final = 256
-"""Work of a search in one queue (``_SEARCH``), and of a check of an entry's neighbours (``_READ``),
-counted in entries.
+_PROBE: Final = 1_024
+"""Work of a search in one queue (``_SEARCH``), of a check of an entry's neighbours (``_READ``), and
+of a search for similar topics (``_PROBE``), counted in entries.
 """
 
 
@@ -87,61 +87,74 @@ class HarmedIds:
         self._noted = noted or {}
         self._is_3_1 = is_3_1
         self._by_topic: dict[str, list[QueueKey]] = {}
-        self._names = {*names, *self._noted}
+        # Batch queues have other entries.
+        batch_topics = {topic for topic, _ in layout.batch_queue_names}
+        self._names = {key for key in (*names, *self._noted) if key[0] not in batch_topics}
         for key in sorted(self._names):
             self._by_topic.setdefault(key[0], []).append(key)
-        self._known: dict[QueueKey, list[QueueKey]] = {}
+        # Salvage corrects a topic in its place, so its length in bytes must not change. LMQs have
+        # no own messages.
+        named = (topic for topic in self._by_topic if not topic.startswith(LMQ_PREFIX))
+        self._topics = {topic for topic in named if topic.isascii()}
+        self._letters = set().union(*self._topics)
+        self._similar: dict[str, list[str]] = {}
         self._searched = 0
 
     def place(self, parts: Mapping[QueueKey, QueuePart]) -> Mapping[QueueKey, QueuePart]:
         """Return the entries of some frames, each in its right queue."""
         has_found = False
         for key, part in parts.items():
-            others = [] if is_batch(part.units) else self._others(key)
-            if others:
-                has_found = self._search(key, part, others) or has_found
+            if is_batch(part.units):
+                continue
+            queue = self._queue_of(key)
+            if queue is None or not has_entries(queue, part):
+                has_found = self._search(key, part) or has_found
         return placed(parts, self.found) if has_found else parts
 
-    @cached_property
-    def _similar(self) -> dict[tuple[int, str], list[str]]:
-        """(index, topic without the character at this index) -> the topics on the disk."""
-        found: dict[tuple[int, str], list[str]] = {}
-        for topic in self._by_topic:
-            # Salvage corrects a topic in its place, so its length in bytes must not change.
-            for at in range(len(topic)) if topic.isascii() else ():
-                found.setdefault((at, topic[:at] + topic[at + 1 :]), []).append(topic)
-        return found
+    def _others(self, key: QueueKey) -> Iterator[QueueKey]:
+        """Yield the queues that a harmed frame can belong to if it names the queue ``key``."""
+        topic, queue_id = key
+        yield from (other for other in self._by_topic.get(topic, ()) if other != key)
+        for similar in self._similar_to(topic):
+            if (similar, queue_id) in self._names:
+                yield similar, queue_id
 
-    def _others(self, key: QueueKey) -> list[QueueKey]:
-        """Return the queues that a harmed frame can belong to if it names the queue ``key``."""
-        if key not in self._known:
-            topic, queue_id = key
-            others = [other for other in self._by_topic.get(topic, ()) if other != key]
-            for at in range(len(topic)):
-                for similar in self._similar.get((at, topic[:at] + topic[at + 1 :]), ()):
-                    if similar != topic and (similar, queue_id) in self._names:
-                        others.append((similar, queue_id))
-            self._known[key] = others
-        return self._known[key]
+    def _similar_to(self, topic: str) -> list[str]:
+        """Return the topics on the disk that differ from ``topic`` in one character."""
+        if topic not in self._similar:
+            self._searched += _PROBE
+            changed = {
+                topic[:at] + letter + topic[at + 1 :]
+                for at in range(len(topic))
+                for letter in self._letters
+            }
+            self._similar[topic] = sorted((changed & self._topics) - {topic})
+        return self._similar[topic]
 
-    def _search(self, key: QueueKey, part: QueuePart, others: list[QueueKey]) -> bool:
-        queue = self._queue_of(key)
-        if queue is not None and has_entries(queue, part):
-            return False
+    def _search(self, key: QueueKey, part: QueuePart) -> bool:
         left = np.flatnonzero(~self._same(key, part.offsets, part.units))
         has_found = False
-        for other in others:
+        if self._searched >= _MOST_SEARCHED:
+            return False
+        for other in self._others(key):
             if not len(left) or self._searched >= _MOST_SEARCHED:
                 break
             self._searched += _SEARCH + len(left)
             same = self._same(other, part.offsets[left], part.units[left])
             for at in left[same].tolist():
-                offset = int(part.offsets[at])
-                if self._is_of(other, key, offset):
-                    place = int(part.units["physical_offset"][at])
-                    self.found[place], self.offsets[place] = Moved(key, other), offset
+                offset, entry = int(part.offsets[at]), QueueEntry(*part.units[at].item())
+                if self._names_only(entry, key, other) and self._is_of(other, key, offset):
+                    self.found[entry.physical_offset] = Moved(key, other)
+                    self.offsets[entry.physical_offset] = offset
                     left, has_found = left[left != at], True
         return has_found
+
+    def _names_only(self, entry: QueueEntry, key: QueueKey, other: QueueKey) -> bool:
+        """Whether the frame of an entry names the queue ``key``, and multi-dispatch adds no entry
+        for the frame to the queue ``other``.
+        """
+        frame = self._log.frame_of(entry)
+        return frame is not None and frame.queue_key == key and not frame.is_copied_to(other[0])
 
     def _same(self, key: QueueKey, offsets: Int64, units: Units) -> Bools:
         """Return a mask: whether a queue has each entry at its queue offset."""

@@ -191,16 +191,16 @@ class QueuesAudit:
 
     def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
         """Compare the frames of a run with their entries."""
-        requests, left = followed.requests, dict[QueueKey, QueuePart]()
-        for key, part in parts.items():
-            if is_batch(part.units):
-                continue
-            if self._is_next_part(key, part):
+        requests = followed.requests
+        own = {key: part for key, part in parts.items() if not is_batch(part.units)}
+        next_parts = {key for key, part in own.items() if self._is_next_part(key, part)}
+        placed = own if len(next_parts) == len(own) else self._ids.place(own)
+        for key, part in placed.items():
+            if key in next_parts and part is own[key]:
+                self._advance(key, part)
                 self._check_times(key, part, requests)
             else:
-                left[key] = part
-        for key, part in self._ids.place(left).items():
-            self._add(key, part, requests)
+                self._add(key, part, requests)
 
     def _add(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> None:
         seen = self._of(key, int(part.offsets[0]))
@@ -237,8 +237,10 @@ class QueuesAudit:
         """
         self._seen.clear()
         for parts in run:
-            if not all(self._is_next_part(key, part) for key, part in parts.items()):
-                return None
+            for key, part in parts.items():
+                if not self._is_next_part(key, part):
+                    return None
+                self._advance(key, part)
         return {key: (seen.first_offset, seen.next_offset) for key, seen in self._seen.items()}
 
     def _of(self, key: QueueKey, first: int) -> SeenMessages:
@@ -264,11 +266,11 @@ class QueuesAudit:
         if seen is not None and first != seen.next_offset:
             return False
         queue = self._on_disk(key)
-        if queue is None or not has_entries(queue, part):
-            return False
-        self._of(key, first).advance(len(part.offsets))
+        return queue is not None and has_entries(queue, part)
+
+    def _advance(self, key: QueueKey, part: QueuePart) -> None:
+        self._of(key, int(part.offsets[0])).advance(len(part.offsets))
         self.entries += len(part.offsets)
-        return True
 
     def _compare(self, seen: SeenMessages, part: QueuePart, times: Int64) -> None:
         offsets = part.offsets

@@ -6,7 +6,7 @@ frames of the same file get new places.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -30,7 +30,7 @@ from logquarry.read.log_end import lost_messages, lost_tail
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
 from logquarry.read.store_sizes import with_sizes
-from logquarry.repair.audit.harmed_ids import HarmedIds
+from logquarry.repair.audit.harmed_ids import HarmedIds, Moved
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.recover.loss import LossSearch, replaced_files
 from logquarry.repair.salvage import losses
@@ -350,7 +350,7 @@ class _Planner:
                         self._plan.stale.moved += 1
                     offsets = np.array([offset], np.int64)
                     moved = QueuePart(part.rows, offsets, part.units)
-                    _note(self._notes, {key: moved}, found.requests, ())
+                    _note(self._notes, {key: moved}, found.requests, {})
 
     def _place_behind(self, run: Run) -> None:
         left = self._size - (self._at - self._start) % self._size
@@ -433,10 +433,10 @@ def _note(
     notes: dict[QueueKey, losses.QueueNotes],
     parts: Mapping[QueueKey, QueuePart],
     requests: DispatchRequests,
-    harmed: Collection[int],
+    harmed: Mapping[int, Moved],
 ) -> None:
-    """Add the entries of some frames to the notes of their queues. ``harmed`` has the physical
-    offset of each frame with a harmed topic or queue id: such a frame is no multi-dispatch copy.
+    """Add the entries of some frames to the notes of their queues. ``harmed`` has the queues
+    of each frame with a harmed topic or queue id: in its right queue, it is no multi-dispatch copy.
     """
     numbers: dict[str, int] = {}
     # Different bytes can be decoded to the same name.
@@ -451,5 +451,6 @@ def _note(
         copies = requests.queue_id[rows] != key[1]
         copies |= topics[rows] != numbers.get(key[0], -1)
         if harmed:
-            copies &= ~np.isin(places, list(harmed))
+            right = [place for place, found in harmed.items() if found.right == key]
+            copies &= ~np.isin(places, right)
         known.take(places, part.offsets, part.counts, copies)

@@ -5,6 +5,7 @@ No CRC covers these fields. The message's entry in the right queue shows where i
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -229,3 +230,47 @@ def test_a_frame_with_a_harmed_topic_stays_in_its_queue(
         found = [(message.topic, message.body) for message in made.scan()]
     assert found == [(f"t{number % 2}", b"%d" % number) for number in range(COUNT)]
     assert not verify_store(StoreLayout.open(tmp_path / "saved")).findings
+
+
+@pytest.mark.parametrize("lost", ["t1", "t2"])
+def test_copies_by_multi_dispatch_are_no_harmed_topics(lost: str, tmp_path: Path) -> None:
+    """The queue of the other topic has the entries of the copies, at the same queue offsets."""
+    root, rules = tmp_path / "store", config(enable_multi_dispatch=True)
+    with opened(root, enable_multi_dispatch=True) as made:
+        for number in range(12):
+            properties = {"INNER_MULTI_DISPATCH": "t2"} if number == 5 else {}
+            made.put(lq.Message("t1", b"one", properties=properties))
+            if number != 5:
+                made.put(lq.Message("t2", b"two"))
+    entries = queue_bytes(root)
+    shutil.rmtree(root / "consumequeue" / lost)
+    (root / "abort").touch()
+    salvage_store(StoreLayout.open(root, rules), tmp_path / "saved")
+    lq.recover(root, apply=True, config=rules)
+    assert queue_bytes(root) == entries
+    with lq.MessageStore.open(tmp_path / "saved", config=rules) as made:
+        assert [made.queue_offsets(topic, 0).max for topic in ("t1", "t2")] == [12, 12]
+        assert {message.topic for message in made.get("t1", 0).messages} == {"t1"}
+
+
+def test_a_frame_of_a_batch_topic_is_not_searched_for(tmp_path: Path) -> None:
+    """The entries of batch queues have another form."""
+    root, rules = tmp_path / "store", config(mapper_file_size_batch_consume_queue=4_600)
+    with opened(root) as made:
+        for _ in range(12):
+            made.put(lq.Message("b1", b"one"))
+            made.put(lq.Message("b2", b"two"))
+        places = [message.physical_offset for message in made.scan()]
+    topics = {
+        name: {"topicName": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6} | more
+        for name, more in (("b1", {"attributes": {"queue.type": "BatchCQ"}}), ("b2", {}))
+    }
+    document = {"dataVersion": {"counter": 1, "timestamp": 1}, "topicConfigTable": topics}
+    (root / "config" / "topics.json").write_text(json.dumps(document))
+    shutil.rmtree(root / "consumequeue" / "b1")
+    rebuild(root, apply=True, config=rules, clock=lambda: NOW)
+    at = log_file(root).read_bytes().index(b"b1", places[10])
+    overwrite(log_file(root), at, b"b2")
+    (root / "abort").touch()
+    with lq.MessageStore.open(root, mode="rw", config=rules) as made:
+        assert made.queue_offsets("b2", 0).max >= 12
