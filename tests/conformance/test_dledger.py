@@ -14,8 +14,11 @@ from logquarry.errors import UnsupportedStore
 from logquarry.format import sys_flag
 from logquarry.format.arrays import POSITION
 from logquarry.format.frame import Frame
+from logquarry.log.frames import guided
 from logquarry.log.layout import StoreLayout
-from logquarry.log.walk import LogReader, Run
+from logquarry.log.splits import Stretch, StretchReader, tiles
+from logquarry.log.walk import LogEnd, LogReader, Run
+from logquarry.repair.audit.runs import SoundReader
 from logquarry.repair.salvage.salvage import salvage_store
 from logquarry.repair.verification import verify_store
 from tests.conformance.rocketmq5 import Copied, expected_offsets, state_of
@@ -86,6 +89,25 @@ def test_ranges_of_a_dledger_log(rocketmq5: Path) -> None:
     with plain_python():
         for place in (1, 48, expected[3] - 10, expected[3]):
             assert frames(None, place) + frames(place, None) == expected, place
+
+
+@pytest.mark.parametrize("size", [500, 2_000, 4_096])
+def test_stretches_of_a_dledger_log(rocketmq5: Path, size: int) -> None:
+    """Each stretch starts where the previous one ends, so that verify reads the log only once."""
+    layout = StoreLayout.open(rocketmq5 / "5.5.0-dledger" / "store")
+    expected = expected_offsets(rocketmq5 / "5.5.0-dledger")
+    log = layout.commit_log
+    (run,) = SoundReader(layout, size).read(log.start, log.start + log.file_size)
+    assert (run.start, run.count) == (log.start, len(expected))
+    reader, found = StretchReader(layout), list[Stretch]()
+    for start, stop in tiles(layout, size):
+        stretch = Stretch()
+        if reader.read(start, stop, stretch, resync=True):
+            found.append(stretch)
+    walked = list(guided(LogReader(layout), found))
+    assert isinstance(walked.pop(), LogEnd)
+    assert walked == found
+    assert sum(stretch.count for stretch in found) == len(expected)
 
 
 def test_diff_of_a_dledger_store(copied: Copied) -> None:

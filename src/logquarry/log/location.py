@@ -71,17 +71,17 @@ def path_or_url(location: str) -> str:
     """Return the path of a ``file:`` URL (``file:/x``, ``file:///x``, ``file://localhost/x``), or
     the location unchanged.
 
-    Raises UsageError for a ``file:`` URL of another host (unless the working folder has a folder of
-    this name), and if a URL lacks a slash, as in
-    ``s3:/x``: the text would otherwise be used as a path in a folder ``HOST`` or ``s3:``.
+    Raises UsageError for a ``file:`` URL of another host or without a path (unless the working
+    folder has a folder with the host's name), and if a URL lacks a slash, as in ``s3:/x``: the text
+    would otherwise be used as a path in a folder ``HOST`` or ``s3:``.
     """
     scheme, colon, rest = location.partition(":")
     is_url = colon and scheme.lower() in _SCHEMES and not rest.startswith("//")
     if is_url and not os.path.lexists(f"{scheme}:"):
         right = f"{scheme}://{rest.lstrip('/')}"
         raise UsageError(f"{location}: a URL has two slashes after its scheme: {right}")
-    host = re.match(r"file://([^/]+)/", location)
-    if host is not None and host[1] != "localhost" and not os.path.lexists(host[1]):
+    host = re.match(r"file://(?!localhost/)([^/]+)", location)
+    if host is not None and not os.path.lexists(host[1]):
         raise UsageError(f"{location}: a URL of a file on the host {host[1]}: write file:///PATH")
     return re.sub(r"^file:(//localhost(?=/)|//)?", "", location)
 

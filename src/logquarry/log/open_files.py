@@ -163,6 +163,13 @@ class LogBytes:
             self._open = file, view
         return self._open[1]
 
+    def forget_copies(self, file: StoreFile) -> None:
+        """Forget the bytes of a remote file that the view or fsspec has fetched. A map always shows
+        the present bytes.
+        """
+        if not self.view(file).is_mapped:
+            self._open = None
+
     def size(self, file: StoreFile) -> int:
         """Return the number of bytes that a file still has; 0 if it was deleted since the
         listing.

@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 from logquarry.config import IndexKeys
 from logquarry.errors import UsageError
 from logquarry.format import arrays
+from logquarry.format.frame import ENTRY_HEAD, has_entry_head_reference
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed, Follower
 from logquarry.log.layout import StoreLayout
@@ -204,7 +205,7 @@ class Stretch:
     their facts; subclasses collect further facts.
 
     Attributes:
-        start: physical offset of the first frame.
+        start: physical offset of the first frame. In a DLedger log, offset of the head before it.
         end: physical offset after the last frame.
         first_time: store time of the first frame in milliseconds.
         last_time: store time of the last frame in milliseconds.
@@ -217,10 +218,14 @@ class Stretch:
     last_time: int = 0
 
     def __call__(self, window: Window, followed: Followed) -> None:
-        """Add the next frames. The arguments are valid only during the call."""
+        """Add the next frames, with which the window begins. The arguments are valid only during
+        the call.
+        """
         rows, times = followed.rows, followed.requests.store_timestamp
         if not self.count:
-            self.start = window.base + int(rows[0, arrays.POSITION])
+            # The row has the position of the frame. In a DLedger log, the window begins at the head
+            # before the frame.
+            self.start = window.base
             self.first_time = int(times[0])
         self.end = window.base + int(rows[-1, arrays.POSITION]) + int(rows[-1, arrays.SIZE])
         self.count += len(rows)
@@ -269,6 +274,7 @@ class StretchReader:
             at = self._reader.find(start, stop)
         if at is None:
             return False
+        at = self._head_before(at, file.base)
         window = self._reader.window(at, stop - at + self._more)
         if self._reader.fault(at, window.length) is not None:
             # Decode nothing in a range with unreadable bytes. The caller's walk finds out which
@@ -283,6 +289,19 @@ class StretchReader:
             stretch(rest, followed)
             at += after
         return stretch.count > 0
+
+    def _head_before(self, place: int, base: int) -> int:
+        """Return the offset of the DLedger head before a frame, or ``place`` if there is no head.
+
+        The previous stretch ends where this head starts, and a stretch replaces a part of the walk
+        only if it starts where the previous part ends.
+        """
+        at = place - ENTRY_HEAD.size
+        if at < base or not self._log.has_heads:
+            return place
+        window = self._reader.window(at, ENTRY_HEAD.size)
+        is_head = has_entry_head_reference(window.data.data, 0, base=at, left=window.end)
+        return at if is_head else place
 
     def read_all(self, start: int, stop: int, size: int, make: Callable[[], S]) -> Iterator[S]:
         """Decode all frames between two positions of one file, in stretches of ``size`` bytes.

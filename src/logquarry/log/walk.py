@@ -447,6 +447,7 @@ class LogReader(LogBytes):
         file = self.files.at(position)
         if file is None or file.size == 0:
             return False
+        self.forget_copies(file)
         _, code = self.whole_frame(file, position - file.base)
         return code in (REACHED_STOP, BLANK)
 

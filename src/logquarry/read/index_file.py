@@ -113,12 +113,17 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
         # the header yet. So also try the places where the end offset of the header occurs.
         yield from map(from_last_word, _words_with(data, header.end_offset))
 
-    # The number of used slots in the header is no minimum. RocketMQ before 4.7 counted keys in this
-    # field, and a later version continues to count from that number.
     yield from (slots for slots in guesses() if 1 <= slots <= most)
-    first = 1 + (remainder - 1) % _ENTRY_WORDS
-    if (most - first) // _ENTRY_WORDS < _MOST_GUESSES:
-        yield from range(first, most + 1, _ENTRY_WORDS)
+    # A file usually has at least as many slots as the header counts used slots, so search these
+    # numbers first. But the count is no sure minimum: RocketMQ before 4.7 counted keys in this
+    # field, and a later version continues to count from that number.
+    stop = most + 1
+    for least in (header.slots_used, 1):
+        first = max(1, min(least, most))
+        first += (remainder - first) % _ENTRY_WORDS
+        if (stop - 1 - first) // _ENTRY_WORDS < _MOST_GUESSES:
+            yield from range(first, stop, _ENTRY_WORDS)
+            stop = first
 
 
 def _last_nonzero_word(data: memoryview) -> int | None:

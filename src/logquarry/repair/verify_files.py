@@ -52,6 +52,7 @@ _PIECE: Final = 16 << 20
 _LEFTOVERS: Final = (f"{SIDECAR}/rebuild",)
 _MOST_ENTRIES: Final = 9
 """Maximum number of entries in a queue file whose frames are read to check the file's name."""
+_LIVE_ATTEMPTS: Final = 3
 _REMEDY: Final = "move it out of the store, or correct the link"
 _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
@@ -108,7 +109,13 @@ def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
     if not isinstance(layout.filesystem, LocalFileSystem):
         return
     for folder in (CONFIG, COMPACTED, ROCKSDB_STORE):
-        for path, is_dir, wrong in below(layout.filesystem, folder):
+        try:
+            names = list(below(layout.filesystem, folder))
+        except StoreNotFound as error:
+            if folder not in {one.file for one in report.findings}:
+                report.add(UNREADABLE, folder, 0, str(error))
+            continue
+        for path, is_dir, wrong in names:
             # Skip hidden names: editors leave links and pipes with such names. The store does not
             # use them.
             if wrong is not None and not PurePosixPath(path).name.startswith("."):
@@ -157,23 +164,31 @@ def check_config(layout: StoreLayout, report: VerifyReport) -> None:
             continue
 
 
-def check_databases(layout: StoreLayout, report: VerifyReport) -> None:
+def check_databases(layout: StoreLayout, report: VerifyReport, *, is_live: bool) -> None:
     """Read all records of the RocksDB folders that are no queues and no configuration."""
     for folder in (ROCKSDB_STORE, KV_STORE):
-        if not is_there(layout.filesystem, folder):
-            continue
-        if not is_installed():
-            if any(holds_data(entry) for entry in layout.filesystem.list(folder)):
-                reason = "it was not read: pip install 'logquarry[rocksdb]'"
-                report.add("bad_rocksdb_store", folder, 0, reason, is_explained=True)
-            continue
-        try:
-            database = RocksDb(layout.filesystem, folder)
-            for family in database.families:
-                for _ in database.items(family):
-                    pass
-        except CorruptFile as error:
-            report.add("bad_rocksdb_store", folder, 0, error.reason)
+        # A running broker replaces files while they are read. So damage fails each attempt.
+        for left in reversed(range(_LIVE_ATTEMPTS if is_live else 1)):
+            try:
+                _check_database(layout, folder, report)
+                break
+            except (CorruptFile, StoreNotFound) as error:
+                if not left:
+                    reason = error.reason if isinstance(error, CorruptFile) else str(error)
+                    report.add("bad_rocksdb_store", folder, 0, reason)
+
+
+def _check_database(layout: StoreLayout, folder: str, report: VerifyReport) -> None:
+    if not is_there(layout.filesystem, folder):
+        return
+    if is_installed():
+        database = RocksDb(layout.filesystem, folder)
+        for family in database.families:
+            for _ in database.items(family):
+                pass
+    elif any(holds_data(entry) for entry in layout.filesystem.list(folder)):
+        reason = "it was not read: pip install 'logquarry[rocksdb]'"
+        report.add("bad_rocksdb_store", folder, 0, reason, is_explained=True)
 
 
 def check_sidecar(

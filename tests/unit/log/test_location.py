@@ -98,11 +98,15 @@ def test_a_file_url_needs_no_slashes(url: str) -> None:
 def test_the_host_of_a_file_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert path_or_url("file://localhost/data/x") == "/data/x"
-    with pytest.raises(UsageError, match="on the host other: write file:///PATH"):
-        path_or_url("file://other/data/x")
+    for url in ("file://other/data/x", "file://other/", "file://other"):
+        with pytest.raises(UsageError, match="on the host other: write file:///PATH"):
+            path_or_url(url)
+    with pytest.raises(UsageError, match="on the host localhost: write file:///PATH"):
+        path_or_url("file://localhost")
     assert path_or_url("file://./x") == "./x"
     (tmp_path / "other").mkdir()
     assert path_or_url("file://other/data/x") == "other/data/x"
+    assert path_or_url("file://other") == "other"
 
 
 def make_stores(root: Path, *names: str) -> None:

@@ -64,6 +64,27 @@ def test_the_shape_of_a_file_that_is_being_written(tmp_path: Path) -> None:
     assert file.shape == IndexShape(50, 200)
 
 
+@pytest.mark.parametrize("counts_keys", [False, True])
+def test_the_shape_without_the_last_entry(counts_keys: bool, tmp_path: Path) -> None:
+    """The end offset in the header is wrong, and bytes follow the last entry. Only a search through
+    the possible numbers of slots finds the shape. The number of used slots narrows the search,
+    unless RocketMQ before 4.7 counted keys there.
+    """
+    slots, entries, keys = (300, 2_000, 1_000) if counts_keys else (110_000, 15_004, 15_000)
+    maker = IndexMaker(slots, entries)
+    for number in range(keys):
+        maker.put(f"orders#key{number % 50 if counts_keys else number}", 100 + number * 100, TIME)
+    data = bytearray(maker.data())
+    header = index.decode_header(bytes(data))
+    used = keys if counts_keys else header.slots_used
+    data[:40] = index.encode_header(
+        header._replace(end_offset=header.end_offset + 1, slots_used=used)
+    )
+    data[-4:] = b"\xff" * 4
+    (file,) = index_of(write(tmp_path, bytes(data))).files
+    assert file.shape == IndexShape(slots, entries)
+
+
 def test_a_stated_shape_counts(tmp_path: Path) -> None:
     config = StoreConfig(max_hash_slot_num=3, max_index_num=9)
     (file,) = index_of(write(tmp_path, filled(50, 200, 120).data()), config).files

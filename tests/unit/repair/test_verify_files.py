@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry.errors import StoreNotFound
+from logquarry.log.filesystem import Entry, LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.salvage.salvage import salvage_store
 from logquarry.repair.verification import verify_store
@@ -69,3 +71,28 @@ def test_a_folder_with_the_name_of_another_queue(store: Path, target: str) -> No
 def test_the_folders_of_two_queues(store: Path) -> None:
     swap(store / "consumequeue/t/0", store / "consumequeue/u/0")
     assert any("look swapped" in reason for reason in notes(store).values())
+
+
+@pytest.mark.parametrize("folder", ["rocksdbstore", "kvStore"])
+@pytest.mark.parametrize("is_live", [False, True])
+@pytest.mark.parametrize("failures", [1, 1_000])
+def test_a_database_that_cannot_be_listed(
+    folder: str, is_live: bool, failures: int, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a database that a process is changing gets another attempt."""
+    (store / folder).mkdir()
+    left = [failures]
+    listed = LocalFileSystem.list
+
+    def list_or_fail(self: LocalFileSystem, path: str) -> list[Entry]:
+        if path == folder and left[0]:
+            left[0] -= 1
+            raise StoreNotFound(f"{folder}: cannot be read: Permission denied")
+        return listed(self, path)
+
+    layout = StoreLayout.open(store)
+    monkeypatch.setattr(LocalFileSystem, "list", list_or_fail)
+    monkeypatch.setattr(StoreLayout, "is_live", lambda _: is_live)
+    found = verify_store(layout).findings
+    expected = [] if is_live and failures == 1 else [("bad_rocksdb_store", folder, "damage")]
+    assert [(one.kind, one.file, one.severity) for one in found if one.kind != "live"] == expected

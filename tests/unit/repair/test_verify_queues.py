@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -312,6 +314,36 @@ def test_a_harmed_queue_id_starts_no_new_epoch(
         found.reason
         == f"the frame names another queue, and queue 0 of T has the message at {offset}"
     )
+
+
+@pytest.mark.parametrize("stretch_bytes", [1, 300, 1 << 20])
+def test_a_frame_without_a_place_may_be_the_last_of_its_part(
+    stretch_bytes: int, tmp_path: Path
+) -> None:
+    """The next message of the queue is in the next file, or another thread reads it."""
+    root = tmp_path / "store"
+    size, places = 700, list[tuple[int, int]]()
+    with StoreBuilder(root, file_size=size) as builder:
+        for number in range(40):
+            queue_id = 1 if number < 20 else number % 2
+            put = builder.put("T", b"body", queue_id=queue_id, store_timestamp=1_000 + number)
+            places.append((put.physical_offset, queue_id))
+    lasts = [
+        place
+        for (place, queue_id), (after, _) in pairwise(places)
+        if queue_id == 0 and place // size != after // size
+    ]
+    assert lasts
+    for place in lasts:
+        harmed = tmp_path / str(place)
+        shutil.copytree(root, harmed)
+        log = harmed / "commitlog" / name(place // size * size)
+        overwrite(log, place % size + HEAD.offsets["queue_id"], (1).to_bytes(4))
+        shutil.rmtree(harmed / "consumequeue")
+        rebuild(harmed, apply=True)
+        report = verify_store(StoreLayout.open(harmed), stretch_bytes=stretch_bytes)
+        found = [one for one in report.findings if one.kind != "queue_filler"]
+        assert [(one.kind, one.offset) for one in found] == [("harmed_queue_id", place)]
 
 
 @pytest.mark.parametrize("queue_id", [1, 7, -3])

@@ -128,6 +128,7 @@ class StoreQueuesAudit:
             yield found
 
     def _differences(self, log_end: int, lost: LostSpans) -> Iterator[Finding]:
+        self._files.settle()
         is_crash = self._files.is_crash(log_end)
         yield from self._files.differences(log_end, lost, is_explained=is_crash)
         yield from self._batch.differences(log_end, lost, is_explained=is_crash)
@@ -188,6 +189,7 @@ class RocksQueuesAudit(QueuesAudit):
 
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Finding]:
         """Yield all differences, queue by queue; call this after the whole log is read."""
+        self.settle()
         dispatched, crashed = self._db.dispatched_end, self.layout.has_abort
         # A broker has its newest entries only in memory, and makes them again after a crash.
         is_explained = crashed and self._is_dispatched(dispatched, -1)

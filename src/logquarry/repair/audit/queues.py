@@ -63,6 +63,8 @@ class SeenMessages:
         harmed: physical offset and size of the first frame with a harmed queue offset, and a text.
         harmed_count: number of frames with a harmed queue offset.
         strays: (physical offset, queue offset) of the frames that have no place in the queue.
+        held: the last frame and its store time, if the next message decides whether this frame has
+            a place in the queue.
     """
 
     queue: Queue | None
@@ -78,6 +80,7 @@ class SeenMessages:
     harmed: tuple[int, int, str] = (0, 0, "")
     harmed_count: int = 0
     strays: list[tuple[int, int]] = field(default_factory=list)
+    held: tuple[QueuePart, Int64] | None = None
     # Queue offset and entry of the queue's first message, until its second message is read.
     _first: tuple[int, Units] | None = None
 
@@ -106,7 +109,10 @@ class SeenMessages:
         self.first_offset, self.epoch_start, self.missing_from = first, place, None
 
     def advance(self, count: int) -> None:
-        """Count messages whose entries are right."""
+        """Count messages whose entries are right, and that continue the messages so far."""
+        if self.held is not None:
+            self.add_stray(self.held[0])
+            self.held = None
         self.next_offset += count
         self.messages += count
 
@@ -128,9 +134,9 @@ class SeenMessages:
                     right[start : start + count] = np.arange(following, following + count)
                     self._note_harmed(units[:count], own, following)
             following = int(right[stop - 1]) + 1
-        return self._without_strays(replace(part, offsets=right))
+        return replace(part, offsets=right)
 
-    def _without_strays(self, part: QueuePart) -> QueuePart:
+    def without_strays(self, part: QueuePart) -> QueuePart:
         """Leave out the frames that have no place in the queue, and record them.
 
         A frame has no place if the messages before and after it have consecutive queue offsets, its
@@ -144,8 +150,21 @@ class SeenMessages:
         for at in np.flatnonzero(is_lower).tolist() if self.messages else ():
             if not self._count_same(int(offsets[at]), part.units[at : at + 1]):
                 stays[at] = False
-                self.strays.append((int(part.units["physical_offset"][at]), int(offsets[at])))
+                self.add_stray(part[at : at + 1])
         return part if stays.all() else part[stays]
+
+    def add_stray(self, part: QueuePart) -> None:
+        """Record a frame that has no place in the queue."""
+        self.strays.append((int(part.units["physical_offset"][0]), int(part.offsets[0])))
+
+    def ends_in_doubt(self, part: QueuePart) -> bool:
+        """Whether the last frame has no place in the queue if the next message has the queue offset
+        that is expected for this frame.
+        """
+        offset = int(part.offsets[-1])
+        expected = self.next_offset if len(part.offsets) == 1 else int(part.offsets[-2]) + 1
+        is_lower = self.messages > 0 and offset < expected
+        return is_lower and not self._count_same(offset, part.units[-1:])
 
     def _correct_first(self, part: QueuePart) -> None:
         """Correct the queue offset of the queue's first message if the second message, with which
@@ -210,8 +229,31 @@ class QueuesAudit:
                 self._add(key, part[1:], requests)
                 return
             part = seen.corrected(part)
-        self._compare(seen, part, requests.store_timestamp[part.rows])
-        self._check_times(key, part, requests)
+            self._settle(seen, int(part.offsets[0]))
+            part = seen.without_strays(part)
+            if seen.ends_in_doubt(part):
+                seen.held = part[-1:], requests.store_timestamp[part.rows[-1:]]
+                part = part[:-1]
+        if len(part.rows):
+            self._compare(seen, part, requests.store_timestamp[part.rows])
+            self._check_times(key, part, requests)
+
+    def _settle(self, seen: SeenMessages, following: int | None = None) -> None:
+        """Decide whether the held frame of a queue has a place in it. ``following`` is the queue
+        offset of the next message, None at the log's end.
+        """
+        held, seen.held = seen.held, None
+        if held is None:
+            return
+        if following == seen.next_offset:
+            seen.add_stray(held[0])
+        else:
+            self._compare(seen, *held)
+
+    def settle(self) -> None:
+        """Compare the last frames of the queues; call this after the whole log is read."""
+        for seen in self._seen.values():
+            self._settle(seen)
 
     def _check_times(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> None:
         """Compare the store times of entries; only entries in RocksDB have a store time."""
@@ -331,8 +373,8 @@ class QueuesAudit:
     def differences(
         self, log_end: int, lost: LostSpans, *, is_explained: bool
     ) -> Iterator[Finding]:
-        """Yield all differences, queue by queue, after the whole log is read. ``is_explained`` is
-        the result of :meth:`is_crash`.
+        """Yield all differences, queue by queue, after :meth:`settle`. ``is_explained`` is the
+        result of :meth:`is_crash`.
         """
         for key in sorted({*self._seen, *self._names}):
             folder = self._folder(key)
