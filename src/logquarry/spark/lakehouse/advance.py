@@ -150,6 +150,9 @@ class Advance:
             if target.decode is not None:
                 self._decoder = self._known_decoder(target.decode, state.schema)
         self._planner, self._at = self._planned(kept)
+        if target.decode is not None and not target.decode.needs_sample:
+            # Raise the error for an invalid schema now, not after the first message.
+            self._can_decode(())
 
     def _known_decoder(self, decode: DecodeOptions, found: pa.Schema) -> BodyDecoder | None:
         """Make the decoder for an existing table with the columns ``found``."""
