@@ -98,7 +98,7 @@ class Target:
 
 @dataclass(kw_only=True)
 class TableSummary:
-    """The result of one call of an export to a table; while the export runs, its totals so far.
+    """The result of one call of an export to a table; for ``on_commit``, its totals so far.
 
     `dead_messages` counts the undecodable bodies.
     """
