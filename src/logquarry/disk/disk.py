@@ -200,9 +200,7 @@ class Disk:
         with self.refusing(path):
             descriptor = self.open(path, create=True, exclusive=True)
         try:
-            if size:
-                # ``fallocate`` refuses a length of 0.
-                self.allocate(descriptor, size)
+            self.allocate(descriptor, size)
         except OSError as error:
             # If the disk is full (ENOSPC), ext4 has already allocated some of the file's blocks.
             self._discard(descriptor, path)
@@ -344,7 +342,7 @@ class Disk:
         made = path.with_name(f"{path.name}.new")
         self.make_folders(path.parent)
         self.remove(made)
-        with self.writing(made, len(data)) as descriptor:
+        with self.writing(made, len(data)) as descriptor, self.refusing(path):
             self.write_all(descriptor, data, 0)
         with self.refusing(path):
             self.rename(made, path)

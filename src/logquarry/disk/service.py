@@ -191,6 +191,9 @@ class Service(ABC):
     store is poisoned, the service ends. After any other exception, the thread poisons the store and
     ends.
 
+    The service logs the first of several failures in a row, and each failure with another text than
+    the failure before. It also logs the first success after a failure.
+
     Args:
         interval_ms: pause between two runs; None to run only after :meth:`wakeup`.
         is_timed: whether the service runs only at the interval, so that :meth:`wakeup` has no
@@ -208,7 +211,7 @@ class Service(ABC):
         self.is_timed = is_timed
         self._wake = Flag()
         self._is_stopping = False
-        self._is_failing = False
+        self._retried_error: str | None = None
         self._exited = Done()
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name=f"logquarry-{name}", daemon=True)
@@ -255,8 +258,8 @@ class Service(ABC):
         return self._is_stopping
 
     @abstractmethod
-    def run_once(self) -> None:
-        """Do the work that is due."""
+    def run_once(self) -> bool | None:
+        """Do the work that is due. Return False if no work is due: such a run is no success."""
 
     def run_last(self) -> None:  # noqa: B027
         """Do the remaining work after :meth:`stop`."""
@@ -282,18 +285,19 @@ class Service(ABC):
 
     def _run_once(self) -> None:
         try:
-            self.run_once()
+            has_worked = self.run_once() is not False
         except self.retried as error:
             if not isinstance(error, SyncDelayed):
                 # After a failed sync, no later run can succeed: the error of this call ends the
                 # service.
                 self.health.require_writable()
-            # Log only the first of several failures in a row.
-            if not self._is_failing:
+            if str(error) != self._retried_error:
                 logger.warning("%s failed, and will be retried: %s", self.name, error)
-            self._is_failing = True
+            self._retried_error = str(error)
         else:
-            self._is_failing = False
+            if has_worked and self._retried_error is not None:
+                logger.warning("%s works again", self.name)
+                self._retried_error = None
 
     def ended(self) -> None:  # noqa: B027
         """Called in the thread when the thread ends, for any reason."""

@@ -84,7 +84,9 @@ def decode(data: bytes, *, check_size: bool = True) -> Iterator[BatchItem]:
             raise ValueError(f"at {position}: {left} bytes are too few for an item")
         size, magic, crc, flag, body_length = HEAD.struct.unpack_from(data, position)
         if not 0 <= body_length <= left - FIXED_SIZE:
-            raise ValueError(f"at {position}: BODYLEN {body_length}, but {left} bytes are left")
+            raise ValueError(
+                f"at {position}: BODYLEN {body_length}, but {left - FIXED_SIZE} bytes are left"
+            )
         body_at = position + HEAD.size
         length_at = body_at + body_length
         (properties_length,) = PROPERTIES_LENGTH.struct.unpack_from(data, length_at)

@@ -41,6 +41,18 @@ def test_an_empty_file_can_replace_a_file(disk: FaultyDisk, tmp_path: Path) -> N
     assert path.read_bytes() == b""
 
 
+@pytest.mark.parametrize("call", ["write", "rename"])
+def test_a_failed_replacement_names_the_file_itself(
+    disk: FaultyDisk, tmp_path: Path, call: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    disk.failing[call] = ENOSPC
+    with pytest.raises(StoreUnavailable, match=f"^{path}: no room on the disk"):
+        disk.replace(path, b"after")
+    assert path.read_bytes() == b"before"
+
+
 def test_a_failed_allocation_leaves_nothing(disk: FaultyDisk, tmp_path: Path) -> None:
     disk.failing["allocate"] = ENOSPC
     with pytest.raises(StoreUnavailable, match="no room"):

@@ -91,6 +91,15 @@ def test_lengths_that_cannot_be(at: int, value: int) -> None:
         list(batch.decode(bytes(wire)))
 
 
+@pytest.mark.parametrize(("at", "name", "left"), [(16, "BODYLEN", 7), (24, "PROPERTIESLEN", 3)])
+def test_a_length_is_compared_with_the_bytes_after_it(at: int, name: str, left: int) -> None:
+    """The bytes of the fields that must follow a body do not count."""
+    wire = bytearray(batch.encode([BatchItem(b"body", b"a\x01b")]))
+    wire[at + 1 if at == 24 else at + 3] = 90
+    with pytest.raises(ValueError, match=f"^at 0: {name} 90, but {left} bytes are left$"):
+        list(batch.decode(bytes(wire)))
+
+
 @pytest.mark.parametrize("item", [BatchItem(b"", b"x" * 32768), BatchItem(b"", flag=1 << 31)])
 def test_what_fits_no_field_is_refused(item: BatchItem) -> None:
     with pytest.raises(ValueError, match="width"):

@@ -11,6 +11,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import CorruptFrame, UsageError
+from logquarry.spark.lakehouse.advance import TableSummary
 from logquarry.spark.lakehouse.export import delta_export
 from logquarry.spark.options import ReadOptions
 from tests.helpers.hostile_store import EVIL_TOPIC, FIRST_TIME, harm, make_small_store
@@ -234,19 +235,19 @@ def test_follow(lake: Lake, tmp_path: Path) -> None:
     """Export what is there, then follow until the caller stops."""
     store = tmp_path / "store"
     put(store, *numbers(0, 7))
-    seen: list[int] = []
+    seen: list[TableSummary] = []
 
-    def on_commit(done: Any) -> None:
-        seen.append(done.summary.total.messages)
+    def on_commit(done: TableSummary) -> None:
+        seen.append(done)
         if len(seen) == 2:
             put(store, *numbers(7, 9))
-        if seen[-1] == 9:
+        if done.messages == 9:
             raise KeyboardInterrupt
 
     export = lake.prepared(store, {"maxOffsetsPerTrigger": "4"}, follow=True, interval=0.01)
     with pytest.raises(KeyboardInterrupt):
         export.run_with(run_here, on_commit=on_commit)
-    assert seen == [4, 7, 9]
+    assert [(done.messages, done.commits) for done in seen] == [(4, 1), (7, 2), (9, 3)]
     assert lake.bodies() == numbers(0, 9)
     assert replace(export.options, follow=False).interval == 0.01
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from logquarry.errors import StoreUnavailable, UsageError
-from logquarry.spark.decode import parse_decode_options
+from logquarry.spark.decode import DecodeOptions, parse_decode_options
 from logquarry.spark.lakehouse.delta import Delta
 from logquarry.spark.lakehouse.iceberg import Iceberg
-from tests.helpers.lake import Lake, put
+from tests.helpers.lake import Lake, put, run_here
 
 pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")
@@ -48,6 +48,21 @@ def test_a_schema_of_a_sample_is_the_tables_for_good(lake: Lake, tmp_path: Path)
     values = [value for (value,) in lake.rows("value")]
     assert values == [{"id": 1, "o": {"p": [1.5]}}, {"id": 3, "o": None}]
     assert len(lake.rows(dead=True)) == 2
+
+
+def test_an_invalid_schema_is_an_error_before_the_first_message(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    decode = DecodeOptions(kind="json", schema=b"id nosuchtype")
+    export = lake.prepared(tmp_path / "store", decode=decode, follow=True)
+
+    def waits(_: float) -> None:
+        raise AssertionError("the export waits for messages")
+
+    monkeypatch.setattr("logquarry.spark.lakehouse.export.time.sleep", waits)
+    with pytest.raises(UsageError, match="nosuchtype"):
+        export.run_with(run_here)
 
 
 def test_a_sample_that_is_not_there_yet(lake: Lake, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -217,6 +218,21 @@ def test_a_note_that_a_power_cut_emptied(lake: Lake, tmp_path: Path) -> None:
     put(tmp_path / "store", b"b")
     lake.export(tmp_path / "store")
     assert (lake.bodies(), note.exists()) == ([b"a", b"b"], False)
+
+
+def test_a_note_without_the_name_of_a_table_stays(
+    lake: Lake, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Versions before the first release wrote such notes."""
+    put(tmp_path / "store", b"a")
+    lake.export(tmp_path / "store")
+    note = lake.dest / write.CONTROL / "0123456789ab.json"
+    note.write_text(json.dumps({"marks": {}}))
+    put(tmp_path / "store", b"b")
+    lake.export(tmp_path / "store")
+    assert (lake.bodies(), note.exists()) == ([b"a", b"b"], True)
+    (message,) = (one for one in caplog.messages if "without the name of a table" in one)
+    assert message.startswith(f"{note}: ")
 
 
 def test_files_are_on_the_disk_before_a_table_names_them(

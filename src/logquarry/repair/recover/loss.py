@@ -220,7 +220,7 @@ class LossSearch:
         return ReplacedFiles(self._layout, self._queues, self._is_expected, self._known)
 
     def _has_foreign_file(self, vouched: Frames) -> bool:
-        """Whether a log file has messages of another store only. If the file begins with messages
+        """Whether a log file has messages of another store only. If the file also has messages
         of this store, the store itself wrote new messages in place of messages that a crash lost.
         """
         places = np.intersect1d(vouched[:, 0], self.replaced[:, 0])

@@ -16,6 +16,7 @@ import numpy as np
 
 from logquarry.format.arrays import Bools, Int64
 from logquarry.format.frame import FIXED_SIZE_V1, Frame
+from logquarry.format.sys_flag import advances_queue
 from logquarry.log.frames import runs_at
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader, Run
@@ -87,9 +88,21 @@ class ReplacedFiles:
         return frames[self._are_replaced(frames[:, 0])]
 
     def is_foreign(self, base: int) -> bool:
-        """Whether the queues lack the first messages of the log file that begins at ``base``."""
-        judged = self._judged(base, base + self._log.file_size)
-        return not any(is_queued for _, is_queued in judged)
+        """Whether the log file that begins at ``base`` has only messages of another store.
+
+        The queues then have none of the checked frames. Frames of queues that do not exist decide
+        only if there are no other frames: they may also be messages of a deleted topic.
+        """
+        has_queue = {True: Counter[bool](), False: Counter[bool]()}
+        stop = base + self._log.file_size
+        for start in np.linspace(base, stop, _JUDGES, endpoint=False).astype(np.int64).tolist():
+            place = self._reader.find(start, stop)
+            if place is None:
+                break
+            for key, is_queued in self._judged(place, stop):
+                has_queue[key in self._queues][is_queued] += 1
+        found = has_queue[True] or has_queue[False]
+        return found[False] > 0 and not found[True]
 
     def _differing(self) -> Mapping[QueueKey, int]:
         """Return queue -> 0 for each queue of which a probed entry points to no frame."""
@@ -148,24 +161,39 @@ class ReplacedFiles:
 
     def _judged(self, start: int, stop: int) -> Iterator[tuple[QueueKey, bool]]:
         """For each of the next frames after a place, yield its queue, and whether the queue has the
-        frame's entry.
+        frame's entry. Frames that need no entry are left out.
         """
         place = self._reader.find(start, stop)
         for _ in range(_FRAMES):
             found = None if place is None else self._frames.outcome_at(place, check_crc=False)
             if place is None or not isinstance(found, Frame):
                 return
-            yield found.queue_key, self._has(found.queue_key, found)
+            queue = self._queues.get(found.queue_key)
+            if _needs_entry(queue, found):
+                yield found.queue_key, _has(queue, found)
             place += found.size
             if place >= stop:
                 return
 
-    def _has(self, key: QueueKey, frame: Frame) -> bool:
-        queue, offset = self._queues.get(key), frame.queue_offset
-        if queue is None or offset < 0:
-            return False
-        wanted = frame.physical_offset, frame.size
-        return any(entry[:2] == wanted for _, entry in queue.entries(offset, offset + 1))
+
+def _needs_entry(queue: Queue | None, frame: Frame) -> bool:
+    """Whether a sound store has an entry for the frame. It has none for a PREPARED or ROLLBACK
+    message, or for a message before the first entry of the queue.
+    """
+    if not advances_queue(frame.sys_flag):
+        return False
+    if queue is None or frame.queue_offset >= queue.min_offset:
+        return True
+    first = next(queue.entries(queue.min_offset, queue.min_offset + 1), None)
+    return first is not None and frame.physical_offset >= first[1].physical_offset
+
+
+def _has(queue: Queue | None, frame: Frame) -> bool:
+    offset = frame.queue_offset
+    if queue is None or offset < 0:
+        return False
+    wanted = frame.physical_offset, frame.size
+    return any(entry[:2] == wanted for _, entry in queue.entries(offset, offset + 1))
 
 
 def frames_of(units: Units, *, is_batch: bool) -> Frames:

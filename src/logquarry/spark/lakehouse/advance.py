@@ -98,7 +98,7 @@ class Target:
 
 @dataclass(kw_only=True)
 class TableSummary:
-    """The result of one call of an export to a table; while the export runs, its totals so far.
+    """The result of one call of an export to a table; for ``on_commit``, its totals so far.
 
     `dead_messages` counts the undecodable bodies.
     """
@@ -150,6 +150,9 @@ class Advance:
             if target.decode is not None:
                 self._decoder = self._known_decoder(target.decode, state.schema)
         self._planner, self._at = self._planned(kept)
+        if target.decode is not None and not target.decode.needs_sample:
+            # Raise the error for an invalid schema now, not after the first message.
+            self._can_decode(())
 
     def _known_decoder(self, decode: DecodeOptions, found: pa.Schema) -> BodyDecoder | None:
         """Make the decoder for an existing table with the columns ``found``."""

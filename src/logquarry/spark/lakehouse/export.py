@@ -114,7 +114,7 @@ class TableExport:
             while True:
                 while steps.step():
                     if on_commit is not None:
-                        on_commit(steps.done)
+                        on_commit(replace(steps.done))
                 if not follow or steps.is_stopped:
                     break
                 time.sleep(self.options.interval)

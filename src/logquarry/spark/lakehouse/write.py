@@ -22,6 +22,7 @@ format's ``vacuum`` or ``remove_orphan_files``.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import uuid
@@ -46,6 +47,8 @@ from logquarry.spark.tasks import ReadTask, read_batches
 
 if TYPE_CHECKING:
     from logquarry.spark.decode import BodyDecoder
+
+logger = logging.getLogger(__name__)
 
 VALUE: Final = "value"
 """Column of decoded bodies."""
@@ -356,6 +359,13 @@ class Run:
                 document = self._read(run)
                 if not document or self._is_ours(document):
                     self._clear_run(run, document)
+                elif document.get("table") is None:
+                    logger.warning(
+                        "%s/%s: an earlier version wrote this note without the name of a table: "
+                        "the export does not remove the files of this run: remove them (vacuum, "
+                        "remove_orphan_files), then remove the note",
+                        *(self._folder.location, path),
+                    )
 
     def _read(self, run: str) -> dict[str, Any]:
         try:

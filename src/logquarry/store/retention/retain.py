@@ -186,11 +186,11 @@ class RetentionService(Service):
         used_ratio = 0.0 if found is None else found.ratio
         return rules_due(self._config, self._retention.clock(), used_ratio)
 
-    def run_once(self) -> None:
+    def run_once(self) -> bool:
         """Delete the expired files."""
         rules = self.due()
         if rules is None:
-            return
+            return False
         pause_s = self._config.delete_commit_log_files_interval / 1_000
         plan = self._retention.run(rules, pause_s=pause_s)
         if plan.files:
@@ -204,6 +204,7 @@ class RetentionService(Service):
                 len(plan.transactions),
                 plan.new_min_offset,
             )
+        return True
 
 
 def retain(

@@ -164,7 +164,6 @@ class TimerDelivery(Delivery):
             for one in due:
                 if one.queue_offset in self._timers.waiting:
                     heappush(self._heap, _rank(one))
-
         return delivered
 
     def _message(self, now: int, one: Timer) -> Message:

@@ -248,9 +248,10 @@ class TransactionCheckService(Service):
     def _next(self) -> list[int]:
         return [clock() + self._pause_ms for clock in self._clocks]
 
-    def run_once(self) -> None:
+    def run_once(self) -> bool:
         """Run a check if the interval has ended."""
         if all(clock() < due for clock, due in zip(self._clocks, self._due, strict=True)):
-            return
+            return False
         self._due = self._next()
         self._check()
+        return True

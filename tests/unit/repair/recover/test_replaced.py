@@ -9,6 +9,8 @@ import pytest
 
 import logquarry as lq
 from logquarry.config import RECOVERIES
+from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.format.sys_flag import TRANSACTION_PREPARED
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.findings import next_step
 from logquarry.repair.rebuild.rebuild import rebuild
@@ -16,6 +18,7 @@ from logquarry.repair.recover.loss import LossRefused
 from logquarry.repair.recover.plan import RecoveryMode
 from logquarry.repair.salvage.salvage import salvage_store
 from logquarry.repair.verification import verify_store
+from logquarry.store.message_store import StoreWriter
 from tests.helpers.small_store import config, opened
 
 COUNT = 200
@@ -195,3 +198,34 @@ def test_a_sound_store_has_no_message_without_a_frame(store: Path) -> None:
     from logquarry.repair.recover.loss import LossSearch
 
     assert LossSearch(layout, end=layout.commit_log.end).loss() is None
+
+
+@pytest.mark.parametrize("first", ["a deleted topic", "half messages", "an expired queue"])
+def test_new_messages_after_a_crash_need_no_consent(tmp_path: Path, first: str) -> None:
+    """The file begins with frames that need no entry, and ends with messages after a crash."""
+    root, kept = tmp_path / "store", 400
+    settings = config(mapped_file_size_commit_log=65_536)
+    with StoreWriter.start(root, config=settings) as writer:
+        topic = "gone" if first == "a deleted topic" else "kept"
+        flag = TRANSACTION_PREPARED if first == "half messages" else 0
+        for number in range(20):
+            writer.put(lq.Message(topic, b"%06d" % number, sys_flag=flag))
+        for number in range(kept):
+            writer.put(lq.Message("kept", b"%06d" % number))
+    if first == "a deleted topic":
+        shutil.rmtree(root / "consumequeue" / "gone")
+    queue = sorted((root / "consumequeue" / "kept" / "0").iterdir())
+    if first == "an expired queue":
+        queue.pop(0).unlink()
+    units = bytearray(queue[-1].read_bytes())
+    written = [at for at in range(0, len(units), UNIT_SIZE) if any(units[at : at + UNIT_SIZE])]
+    for at in written[-2:]:
+        # The entries point to messages that other messages have replaced.
+        units[at : at + 8] = (int.from_bytes(units[at : at + 8], "big") - 7).to_bytes(8, "big")
+    queue[-1].write_bytes(units)
+    (root / "abort").touch()
+    loss = lq.recover(root, config=settings).loss
+    assert loss is not None
+    assert loss.messages == 2
+    assert "has other messages than the queues point to" in loss.reason
+    assert not loss.needs_consent
