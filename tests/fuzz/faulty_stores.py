@@ -203,12 +203,13 @@ class FaultyStore:
             if any(frame in data for data in parts)
         }
 
-    def unguarded(self) -> set[int]:
+    def unguarded(self, *, names: bool) -> set[int]:
         """The physical offsets of frames that rot may have changed without a trace.
 
         These frames differ in nothing but fields that no CRC covers and no other file repeats:
         FLAG, SYSFLAG to the prepared transaction offset, and the properties. In a PREPARED frame of
         dialect 3.1, QUEUEOFFSET is the number of the transaction: the frame has no queue entry.
+        With ``names``, the queue has corrected the topic or the queue id.
         """
         if not any("rotten" in words for words in self.done):
             return set()
@@ -216,7 +217,7 @@ class FaultyStore:
         return {
             offset
             for offset, frame in self.template.frames.items()
-            for wanted in [_guarded(frame)]
+            for wanted in [_guarded(frame, names=names)]
             if any(wanted.search(data) for data in parts)
         }
 
@@ -247,13 +248,16 @@ class FaultyStore:
         return found
 
 
-def _guarded(frame: bytes) -> re.Pattern[bytes]:
+def _guarded(frame: bytes, *, names: bool) -> re.Pattern[bytes]:
     """A frame of which each unguarded byte may be another one."""
     flags = int.from_bytes(frame[36:40])
     body = 68 + (20 if flags & 0x10 else 8) + (20 if flags & 0x20 else 8)
     topic = body + 4 + int.from_bytes(frame[body : body + 4])
     text = topic + 1 + frame[topic] + 2
     gaps = [(16, 20), (36, body), (text, len(frame))]
+    if names:
+        gaps[0] = (12, 20)
+        gaps.insert(2, (topic + 1, text - 2))
     if flags & 0xC == 0x4:
         gaps.insert(1, (20, 28))
     wanted, at = b"", 0

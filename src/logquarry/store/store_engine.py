@@ -116,10 +116,10 @@ class StoreEngine:
         except StoreNotFound:
             # The folder has no store yet, so it has no unsupported features. If it contains other
             # files, check_folder below raises an error.
-            _require_outside_of_stores(root)
-            unsupported = None
+            is_new, unsupported = True, None
             self._has_property_crc = is_on(config, "enabledAppendPropCRC")
         else:
+            is_new = False
             features = find_features(layout, index=False)
             self._has_property_crc = features.get(PROPERTY_CRC) is not None
             unsupported = refusal(
@@ -134,6 +134,8 @@ class StoreEngine:
         open_check.check_folder(root)
         check_places(root)
         check_config_links(root)
+        if is_new:
+            _require_outside_of_stores(root)
         if not is_lockable(root):
             # Taking the lock creates a file. A refused opening must change nothing, so make all
             # checks before.
