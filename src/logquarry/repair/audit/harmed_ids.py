@@ -8,7 +8,8 @@ No CRC covers the topic and the queue id in a frame. The queue that the frame na
   that differs in one character.
 - The named queue does not have this entry.
 - The other queue has an own entry near this entry: the message of the own entry names the other
-  queue. The search goes in both directions, in each up to the first own entry.
+  queue. The search goes in both directions, in each up to the first own entry. If the other queue
+  has only this entry, it is enough that the named queue has no files.
 - The search finds no entry that points to a message of the named queue. Such an entry would show
   that a file lies in the folder of the wrong queue. Exception: such an entry is ignored if the
   named queue has its own message at the same queue offset.
@@ -178,6 +179,9 @@ class HarmedIds:
             # The interrupted recovery read the neighbours, and may have cut them off after that.
             return True
         self._searched += _READ
+        queue = self._queue_of(key)
+        if queue is not None and queue.max_offset - queue.min_offset == 1:
+            return self._queue_of(named) is None
         is_own = False
         for step in (-1, 1):
             for at in range(offset + step, offset + step * (1 + _MOST_NEIGHBOURS), step):

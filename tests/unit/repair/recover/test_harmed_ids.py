@@ -199,6 +199,19 @@ def test_the_last_message_of_both_queues(is_closed: bool, tmp_path: Path) -> Non
     assert kinds(tmp_path) == ["harmed_queue_id"]
 
 
+@pytest.mark.parametrize("queue_id", [9, -3, 1 << 28])
+def test_the_only_message_of_a_queue(queue_id: int, tmp_path: Path) -> None:
+    """The queue has no other entry whose message names it, but the named queue has no files."""
+    places = store(tmp_path, [0] * 6 + [1] + [0] * 6)
+    entries = queue_bytes(tmp_path)
+    harm(tmp_path, places[6], queue_id)
+    assert kinds(tmp_path) == ["harmed_queue_id"]
+    (tmp_path / "abort").touch()
+    lq.recover(tmp_path, apply=True, config=config())
+    assert queue_bytes(tmp_path) == entries
+    assert served(tmp_path, 1) == [6]
+
+
 # ------------------------------------------------------------------------------------ harmed topics
 def store_of_topics(root: Path) -> list[int]:
     with opened(root) as made:
