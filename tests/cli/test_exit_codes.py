@@ -93,19 +93,25 @@ def test_a_full_disk_under_an_export(damaged_store: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_a_fault_of_the_program_is_no_finding(
-    damaged_store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def exit_code_after(error: Exception, store: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """The exit code of `info STORE` if the command raises an error."""
+
     def fail(*_: object) -> None:
-        raise ZeroDivisionError("a bug")
+        raise error
 
     monkeypatch.setattr(outcome, "remember_words", fail)
-    monkeypatch.setattr(sys, "argv", ["logquarry", "info", str(damaged_store)])
+    monkeypatch.setattr(sys, "argv", ["logquarry", "info", str(store)])
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
         cli_main.main()
     signal.signal(signal.SIGTERM, before)
-    assert ended.value.code == 70
+    return ended.value.code
+
+
+def test_a_fault_of_the_program_is_no_finding(
+    damaged_store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code_after(ZeroDivisionError("a bug"), damaged_store, monkeypatch) == 70
     assert "Traceback" in (errors := capsys.readouterr().err)
     assert "a fault of logquarry itself: ZeroDivisionError('a bug')" in errors.splitlines()[-1]
 
@@ -117,16 +123,7 @@ def test_no_memory_is_no_fault_of_the_program(
     capsys: pytest.CaptureFixture[str],
     error: Exception,
 ) -> None:
-    def fail(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(outcome, "remember_words", fail)
-    monkeypatch.setattr(sys, "argv", ["logquarry", "info", str(damaged_store)])
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as ended:
-        cli_main.main()
-    signal.signal(signal.SIGTERM, before)
-    assert ended.value.code == 4
+    assert exit_code_after(error, damaged_store, monkeypatch) == 4
     assert "raise its limit (ulimit -v, ulimit -u" in capsys.readouterr().err
 
 

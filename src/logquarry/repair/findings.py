@@ -105,8 +105,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     "harmed_queue_id": _damage(
         Action.READ,
         "the topic or the queue id in a frame has changed, and the message is in its right queue, "
-        "so consumers get it. If the right queue is unknown, the message is in no queue, and the "
-        "reason says so",
+        "so consumers get it. If the right queue is unknown, the message is in no queue. The "
+        "reason names the case",
         "nothing: recover and rebuild keep the message in its right queue, and salvage corrects "
         "the frame. If the message is in no queue, read it with `messages --offset`",
     ),

@@ -156,7 +156,7 @@ def test_nobody_is_told_of_what_no_slave_got(steps: list[tuple[bool, int, int]])
 
 # ------------------------------------------------------------------------------- with the disk
 class Disk:
-    """A flusher whose syncs end when the test says so; with ``in_time``, at once."""
+    """A flusher whose syncs end when the test ends them; with ``in_time``, at once."""
 
     def __init__(self, in_time: bool | None = None) -> None:
         self.in_time = in_time

@@ -133,10 +133,10 @@ class HarmedIds:
         return self._similar[topic]
 
     def _search(self, key: QueueKey, part: QueuePart) -> bool:
-        left = np.flatnonzero(~self._same(key, part.offsets, part.units))
-        has_found = False
         if self._searched >= _MOST_SEARCHED:
             return False
+        left = np.flatnonzero(~self._same(key, part.offsets, part.units))
+        has_found = False
         for other in self._others(key):
             if not len(left) or self._searched >= _MOST_SEARCHED:
                 break

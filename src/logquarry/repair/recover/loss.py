@@ -63,6 +63,7 @@ a loss. A single entry may be damaged. It is ignored if it points beyond the fil
 the log's last file. In the same way, at least this number of entries prove that a log file was
 replaced.
 """
+_IF_FOREIGN: Final = ", or move this file out of the log's folder if it belongs to another store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +134,6 @@ def replaced_files(layout: StoreLayout, frames: Frames) -> Iterator[tuple[str, F
         places = inside[:, 0]
         reason = f"{words}: put the right file back{_IF_FOREIGN}"
         yield layout.log_file(int(places[0])), places, reason
-
-
-_IF_FOREIGN: Final = ", or move this file out of the log's folder if it belongs to another store"
 
 
 class LossSearch:

@@ -450,7 +450,7 @@ def _note(
         rows = part.rows
         copies = requests.queue_id[rows] != key[1]
         copies |= topics[rows] != numbers.get(key[0], -1)
-        if harmed:
-            right = [place for place, found in harmed.items() if found.right == key]
-            copies &= ~np.isin(places, right)
+        for row in np.flatnonzero(copies).tolist() if harmed else ():
+            found = harmed.get(int(places[row]))
+            copies[row] = found is None or found.right != key
         known.take(places, part.offsets, part.counts, copies)
