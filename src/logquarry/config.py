@@ -109,7 +109,7 @@ class StoreConfig(LayoutConfig):
             new store. Readers recognise both formats.
         message_delay_level: delays of the delay levels, beginning with level 1. By default there
             are 18 levels, or 16 levels in dialect 3.1.
-        max_msgs_num_batch: maximum number of messages of one index query.
+        max_msgs_num_batch: maximum number of frames that one query by key returns.
         max_transfer_count_on_message_in_memory: maximum number of messages of one ``get``.
         max_transfer_bytes_on_message_in_memory: maximum bytes of one ``get``.
         max_transfer_count_on_message_in_disk: maximum number of messages of one ``get``, if the

@@ -339,8 +339,9 @@ class Port:
         self._servers: list[asyncio.Server] = []
         self.spawn = core.spawn
         self.port = 0
-        # Each of the broker's three ports may use at most a quarter of the open files. The store
-        # needs the rest: without it, puts and the dispatch into queues and index would fail.
+        # Each of the broker's three ports may use at most a quarter of the files and sockets that
+        # the process may have open. The store needs the rest: without it, puts and the dispatch
+        # into queues and index would fail.
         self._most_connections = min(core.options.max_connections, file_limit() // 4)
 
     async def listen(self, port: int, option: str) -> None:

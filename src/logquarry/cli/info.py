@@ -1,7 +1,4 @@
-"""``logquarry info``: show the contents of a store.
-
-``logquarry report``: write these contents as one HTML page with charts.
-"""
+"""``logquarry info`` and ``report``: show the contents of a store, as text or as an HTML page."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ class DurableFile:
 
     def move(self, offset: int) -> None:
         """Write a higher durable offset without a sync. If a power cut loses the write, the file
-        only has a lower offset.
+        keeps its lower offset, and nothing else is lost.
         """
         with self._writing:
             if offset <= self._mark.offset or not self._file.is_open:

@@ -318,8 +318,8 @@ def _began(plan: LoadPlan, load: LoadId, disk: Disk) -> bool:
 
 
 class _Decision:
-    # Name of the document that records a decided load into several brokers. While the document
-    # exists, the next load into the same path first completes the decided load.
+    # The document that records a decided load into several brokers. While the document exists, the
+    # next load into the same path first completes the decided load.
 
     def __init__(self, plan: LoadPlan, disk: Disk) -> None:
         self._plan = plan

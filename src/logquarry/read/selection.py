@@ -1,4 +1,5 @@
 """Plans a read with a filter: which ranges of the log and which slices of consume queues it needs.
+Spark's reads use this plan too.
 
 A read of some topics reads the frames that the entries of their queues point to. Besides, it walks
 only the parts of the log that no entry of any queue points to, such as blanks and frames without an

@@ -1,5 +1,8 @@
 """Plans the read tasks of a job (Spark's partitions) on the driver, and reads a task in a worker.
 
+:mod:`logquarry.read.selection` applies the filters; this module packs the selected
+parts into tasks.
+
 The data source, the exports and the summary use this module, which does not import PySpark.
 """
 

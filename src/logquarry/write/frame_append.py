@@ -1,5 +1,5 @@
-"""Appends the frames of a message or a batch to the log's last file. A function, class or method
-whose docstring begins with "Compiled" is used only if this module is compiled.
+"""Appends the frames of a message or a batch to the log's last file, by compiled code. A function,
+class or method whose docstring begins with "Compiled" is used only if this module is compiled.
 
 If logquarry runs interpreted, :meth:`CommitLogWriter.put_common
 <logquarry.write.commit_log_writer.CommitLogWriter.put_common>` and :meth:`LogAppender.append_held

@@ -1,4 +1,5 @@
-"""Appends messages and raw bytes to the files of the commit log, under the log's lock.
+"""Appends messages and raw bytes to the files of the commit log, under the log's lock, and ends a
+full file with a blank.
 
 The module is compiled if possible. It follows ``DefaultAppendMessageCallback.doAppend``,
 ``appendData`` and ``DefaultMessageStore.checkStoreStatus`` of 4.9.3. A frame fits into a file only
@@ -261,7 +262,7 @@ class LogAppender(FrameAppend):
         with self._lock:
             began = self._held_since = _monotonic()
             try:
-                # Raise the error for a clock that returns no integer here. Otherwise a later flush
+                # If the clock returns no integer, raise the error here. Otherwise a later flush
                 # would fail.
                 yield index(self.clock()), began
             finally:

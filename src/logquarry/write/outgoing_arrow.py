@@ -178,8 +178,7 @@ def columns_of_batch(
     found = _columns(batch, stored=stored)
     topics, topic_ids = _numbered(found["topic"], "topic", pa.string())
     if None in topics:
-        # A row without a topic gets the index of any topic. The row is marked as odd, so the
-        # encoder of single puts refuses it.
+        # Rows without a topic are marked as odd, so that the encoder of single puts refuses them.
         odd |= np.array([topic is None for topic in topics])[topic_ids]
     numbers = {
         name: _integers(found[name], default)

@@ -290,9 +290,12 @@ def check_chains(
 
     ``entries`` and ``table`` are the addresses of the first entry and of the first slot. ``newest``
     (int32, one element per slot, filled with 0) gets the number of each slot's newest entry, as the
-    entries show it. Returns the number of entries with a wrong pointer, the index of the first such
-    entry, the number to which its pointer should point, the number of slots with a wrong pointer,
-    and the index of the first such slot. An index is -1 if all pointers are right.
+    entries show it. Entries have numbers from 1 on; 0 means no entry.
+
+    Returns how many entries have a wrong pointer, the index of the first such entry (from 0), and
+    the number of the entry to which its pointer should point; then how many slots have a wrong
+    pointer, and the index of the first such slot. If all pointers of the entries or of the slots
+    are right, their indexes and numbers are -1.
     """
     wrong = wrong_slots = 0
     first = expected = first_slot = -1

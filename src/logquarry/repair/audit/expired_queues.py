@@ -42,9 +42,10 @@ def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
     between their neighbours, like the entries with which
     :func:`logquarry.write.queue_writer.without_gaps` fills a gap.
 
-    ``log_start`` is the start of the log. Not every written entry after the first unwritten entry
-    of the last file belongs to the queue. The queue ends at the first entry there that points to
-    ``log_start`` or later, or that points to a lower physical offset than an earlier entry.
+    ``log_start`` is the start of the log. After the first unwritten entry of the last file, there
+    can be written entries that do not belong to the queue. The queue ends before the first entry
+    there that points to ``log_start`` or later, or to a lower physical offset than an earlier
+    entry.
     """
     made: dict[int, bytes] = {}
     stop = queue.entry_end

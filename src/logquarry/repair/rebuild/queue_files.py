@@ -151,7 +151,7 @@ class _Placing(RightOffsets):
         return None
 
     def skip(self, first: int, stop: int) -> None:
-        """Continue at ``stop``: another task writes the entries from ``first`` on."""
+        """Continue at ``stop``: other tasks write the entries from ``first`` up to ``stop``."""
         self.settle(first)
         self._next = stop
 

@@ -203,8 +203,9 @@ class JavaLog:
         check_crc: bool,
         read_body: bool = True,
     ) -> Iterator[_Step]:
-        """Yield the runs and other messages of a file from position ``at`` on. The last step is the
-        first place without a message. The last two results are valid.
+        """Yield the steps through a file from position ``at`` on: a run of messages, or Java's
+        result at a place where no run begins. The last step is the result at the first place
+        without a message. Only the last two steps that were yielded are valid.
         """
         size = 1
         # Use two followers alternately: each overwrites its previous result.

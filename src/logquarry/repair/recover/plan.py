@@ -144,7 +144,9 @@ class RecoveryPlan:
         }
 
     def summary(self, most: int = 12) -> Iterator[str]:
-        """Yield lines of text: at most ``most`` steps, then the number of further steps."""
+        """Yield lines of text: the loss, the facts, one line about the damage, at most ``most``
+        steps, then the number of further steps of each kind.
+        """
         yield from self._facts()
         if self.damage:
             lost = sum(span.length for span in self.damage)

@@ -343,9 +343,9 @@ def misnamed_messages(
     The frame counts as damaged if all of these conditions are true. Because of them, the function
     reports neither swapped queue files nor entries of truncated messages:
 
-    - A queue that the frame does not name has an entry that points to the frame, with the frame's
-      size and queue offset. Or the named queue has this entry, although the frame is a half message
-      or a rollback, which are in no queue.
+    - A queue has an entry that points to the frame, and has the frame's size and queue offset. But
+      the frame names another queue. Or it names this queue, but is a half message or a rollback,
+      which are in no queue.
     - In this queue, the entry before or after this entry is right.
     - The queue that the frame names has no right entry at this queue offset.
     """

@@ -1,4 +1,5 @@
-"""Writes the messages of one task to files of a table, in a worker.
+"""Writes the messages of one task to files of a table, in a worker; removes the files of crashed
+exports.
 
 This module does not import PySpark.
 

@@ -1,7 +1,7 @@
-"""The plan of a retention: which files it deletes, and for which reasons.
+"""The plan of a retention: compares the age of each file with ``fileReservedTime``, and the use of
+the disk with its limits, and decides which files are deleted.
 
-The plan compares the age of each file with ``fileReservedTime``, and the use of the disk with its
-limits; :mod:`logquarry.store.retention.rules` determines age, use and limits.
+:mod:`logquarry.store.retention.rules` determines age, use and limits.
 """
 
 from __future__ import annotations
