@@ -80,8 +80,8 @@ class Tables:
             document = ConfigFile(disk, root, TOPICS).load().value
             self._stored = broker_json.topics_of_document(document) if document else {}
             groups = ConfigFile(disk, root, SUBSCRIPTION_GROUPS).load().value
-            # Do this only for a reader. A writer has listed the topics of all queues already, and
-            # add_queues would add deleted topics again, because their queues still exist.
+            # Do this only for a reader. A writer's topic table already has the right topics, and
+            # add_queues would also add deleted topics, because their queues still exist.
             self.add_queues(store.queues())
         self._group_document: dict[str, Any] = groups or {
             "dataVersion": _COUNTERS,

@@ -79,7 +79,7 @@ class PlaceList:
 
     @property
     def length(self) -> int:
-        """Estimated bytes of the frames: the smallest size for each."""
+        """Estimated bytes of the frames, as if each frame had the smallest possible size."""
         return len(self.offsets) * frame.FIXED_SIZE_V1
 
 

@@ -112,7 +112,7 @@ def overview(
 ) -> Overview:
     """Read the contents of a store.
 
-    With ``exact``, or if the store has no queues, read the log to count messages and bytes.
+    With ``exact``, or if no queue file has an entry, read the log to count messages and bytes.
     Otherwise add up the entries of the queues. While the log is read, ``progress`` is called with
     the number of bytes read and the total number.
     """

@@ -55,7 +55,8 @@ class _File:
         self._content: Content | None = None
 
     def look(self) -> bytes:
-        # If a page has changed since the last call, keep its content as a version of the page.
+        # If a page has changed since the last call, keep its old content as a version of the page,
+        # unless the disk has this content.
         data = os.pread(self._reader, os.fstat(self._reader).st_size, 0)
         before = self.live
         if data == before:

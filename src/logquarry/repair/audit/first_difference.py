@@ -87,7 +87,9 @@ class QueueAudit(RightOffsets):
             self._compare(offset, entries)
 
     def _drop(self, offset: int, entries: Units) -> None:
-        """Ignore these messages: a queue writer makes no entries for them either."""
+        """Ignore messages that have no place in the queue: a queue writer makes no entries for
+        them either.
+        """
 
     def _has(self, offset: int, entries: Units) -> bool:
         return self._found is None and super()._has(offset, entries)

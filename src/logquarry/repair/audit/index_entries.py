@@ -42,9 +42,9 @@ class EntryAudit:
     """Compares the entries of one index file with their messages.
 
     Attributes:
-        keys: number of distinct keys that have an entry. Only keys of messages after the first and
-            before the second physical offset in ``between`` count. Keys of COMMIT messages do not
-            count.
+        keys: number of distinct keys that have an entry. ``between`` is a pair of physical
+            offsets; only keys of messages strictly between them are counted. Keys of COMMIT
+            messages are not counted.
         is_ordered: whether the entries are in the order of the log, as RocketMQ writes them.
     """
 

@@ -332,7 +332,9 @@ class _Recovery:
                 queue.truncate_dirty(end)
 
     def _load(self, folder: str, size: int) -> list[JavaFile]:
-        """Return the files of a queue or of the log, as ``MappedFileQueue.load`` finds them."""
+        """Return the files of a queue or of the log, as RocketMQ's ``MappedFileQueue.load`` finds
+        them. Raise JavaRefusal if RocketMQ would refuse a file.
+        """
         try:
             with os.scandir(self.root / folder) as entries:
                 listed = sorted(entries, key=lambda entry: entry.name)
