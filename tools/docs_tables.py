@@ -76,8 +76,9 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
         "State table entry (3.x)",
         (queue_entry.STATE_LAYOUT,),
         "The redo log of 3.x is a consume queue: each of its entries describes one message of a "
-        "transaction ([dialect-3.1.md](dialect-3.1.md)). The tags code is -1 for a PREPARED message. For a COMMIT or ROLLBACK message, the tags code "
-        "is the physical offset of the PREPARED frame.",
+        "transaction ([dialect-3.1.md](dialect-3.1.md)). The tags code is -1 for a PREPARED "
+        "message. For a COMMIT or ROLLBACK message, the tags code is the physical offset of the "
+        "PREPARED frame.",
     ),
     (
         "Index file",
