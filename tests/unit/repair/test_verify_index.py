@@ -11,8 +11,10 @@ import pytest
 from logquarry.config import StoreConfig
 from logquarry.format import index, java, sys_flag
 from logquarry.log.layout import StoreLayout
+from logquarry.message import Message
 from logquarry.repair.findings import Finding
 from logquarry.repair.verification import verify_store
+from logquarry.store.message_store import StoreWriter
 from tests.helpers.store_maker import StoreMaker
 
 SHAPE = index.IndexShape(16, 50)
@@ -231,3 +233,11 @@ def test_a_lost_index_file_is_noted(tmp_path: Path, lost: int) -> None:
     (finding,) = check(root)
     assert (finding.severity, finding.kind, finding.file) == ("note", "index_gap", "index")
     assert "an index file is missing" in finding.reason
+
+
+def test_an_index_of_3_1_is_not_behind_without_keys_of_commit_messages(tmp_path: Path) -> None:
+    config = StoreConfig(dialect="3.1", max_hash_slot_num=16, max_index_num=50)
+    with StoreWriter.start(tmp_path, config=config) as store:
+        store.put(Message("T", b"a", keys="first"))
+        store.put(Message("T", b"b", keys="commit", sys_flag=sys_flag.TRANSACTION_COMMIT))
+    assert check(tmp_path) == []

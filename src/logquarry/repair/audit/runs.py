@@ -63,7 +63,8 @@ class FrameFacts(Stretch):
         parts: the frames with their queue entries; empty if ``sound`` is set.
         sound: the entries, if a Spark task has found that they are all right; else None.
         faults: kind of finding -> (physical offset, size) of each frame with this fault.
-        last_keyed: physical offset of the last frame with keys, None if there is none.
+        last_keyed: physical offset of the last frame with keys for the index, None if there is
+            none.
         latest_time: latest store time in milliseconds.
     """
 
@@ -89,9 +90,9 @@ class FrameFacts(Stretch):
             found = [(window.base + int(rows[n, POSITION]), int(rows[n, SIZE])) for n in which]
             self.faults[kind] = self.faults.get(kind, []) + found
         requests = followed.requests
-        keyed = np.flatnonzero(requests.has_key)
-        if len(keyed):
-            self.last_keyed = int(requests.physical_offset[keyed[-1]])
+        # Count only keys that the store's broker indexes: RocketMQ 3.x leaves out COMMIT messages.
+        if len(followed.key_numbers):
+            self.last_keyed = int(requests.physical_offset[followed.key_numbers.max()])
         self.latest_time = max(self.latest_time, int(requests.store_timestamp.max()))
         # Copy the arrays, because the follower overwrites them with the data of the next frames.
         kept = replace(
