@@ -78,7 +78,7 @@ def made_of(store: str, names: Iterable[str], config: StoreConfig) -> dict[str, 
 
 def read_note(note: Path) -> dict[str, Any]:
     """Return a note's entries by folder; {} if the file is missing, or empty after a power cut.
-    Raises UsageError for any other file.
+    Raises UsageError if the file is not a note.
     """
     try:
         found = json.loads(read_file(note) or b"{}")
@@ -418,7 +418,7 @@ def _rename(disk: Disk, folder: Path, to: Path) -> None:
 
 
 def remove_empty(*folders: Path) -> None:
-    """Remove those of the folders that are empty."""
+    """Remove the folders that are empty."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()

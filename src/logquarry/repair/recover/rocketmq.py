@@ -233,7 +233,7 @@ class _Recovery:
             self._checkpoint_file.close()
 
     def _run(self) -> None:
-        """Do what ``load()`` does, and those parts of ``start()`` that change files."""
+        """Do what ``load()`` does, and the parts of ``start()`` that change files."""
         config, target = self.config, self._target
         log_size, queue_size = config.mapped_file_size_commit_log, config.queue_file_size
         assert log_size is not None and queue_size is not None

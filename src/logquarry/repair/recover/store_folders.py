@@ -395,8 +395,8 @@ def sync_files(
 
 
 def _refuse(disk: Disk, folder: Path, error: OSError) -> None:
-    # This user may list all folders of the store. So ignore a folder that this user may not list,
-    # for example lost+found.
+    # Ignore a folder that the user may not list, for example lost+found. The user can list every
+    # folder that belongs to the store.
     if not isinstance(error, PermissionError):
         raise disk.refused(folder, error) from error
 

@@ -1,6 +1,6 @@
 """Finds what a damaged log has lost: the damaged parts, their messages, and harmed queue offsets.
 
-No CRC covers the queue offset in a frame. So damage can change the queue offset, and the frame
+BODYCRC does not cover the queue offset in a frame. So damage can change it, and the frame
 still seems valid. A queue offset is called *harmed* if damage changed it. It then does not fit
 between the queue offsets of the neighbouring messages. If salvage used it, the topic would seem to
 be deleted and created again, or billions of messages would seem to be missing.
@@ -336,12 +336,12 @@ def misnamed_messages(
     queues: Mapping[QueueKey, QueueStory],
     is_saved: Callable[[Int64], Bools],
 ) -> list[LostSpan]:
-    """Find messages whose frames name the wrong queue, because damage has changed the topic or the
-    queue id, or no queue, because damage has changed the transaction type. Salvage saves such a
-    message in the wrong queue, or in no queue.
+    """Find messages whose frames name the wrong queue or no queue, because damage has changed the
+    topic, the queue id or the transaction type. Salvage saves such a message in the wrong queue, or
+    in no queue.
 
-    The frame counts as damaged if all of these conditions are true. Because of them, the function
-    reports neither swapped queue files nor entries of truncated messages:
+    The frame counts as damaged if all of these conditions are true. The conditions exclude swapped
+    queue files and entries of truncated messages:
 
     - A queue has an entry that points to the frame, and has the frame's size and queue offset. But
       the frame names another queue. Or it names this queue, but is a half message or a rollback,
@@ -440,8 +440,8 @@ def ranges_of(offsets: Int64) -> list[Range]:
 
 
 # ------------------------------------------------------------------------------------- store times
-# RocketMQ searches a queue by time as if store times never decreased. But no CRC covers them, and a
-# clock can be set back.
+# RocketMQ searches a queue by time as if store times never decreased. But BODYCRC does not cover
+# store times, and a clock can be set back.
 class StoreTimes:
     """Finds wrong store times, and their new values. Messages are added in the order of the new
     log.

@@ -64,7 +64,7 @@ _LOST: Final = {
     names.CONTROLLER: "the epochs of the controller: the new store begins as one without them",
     names.UNKNOWN: "not known to be a part of a store; copy them if you need them",
 }
-"""Feature -> what the new store lacks because the feature's files are not copied, as text."""
+"""Feature -> what the new store lacks, or has in another form, as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +181,8 @@ def salvage(
             manager. The context manager gives the function to call with this part's progress.
 
     Returns:
-        The result: ``plan`` has the saved messages and the losses, ``is_whole`` is true if nothing
-        is lost.
+        The result. Its ``plan`` has the saved messages and the losses. ``is_whole`` is true if the
+        new store has all messages and all other files.
 
     Raises:
         StoreNotFound: if there is no store.
