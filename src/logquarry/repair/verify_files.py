@@ -165,7 +165,7 @@ def check_config(layout: StoreLayout, report: VerifyReport) -> None:
 
 
 def check_databases(layout: StoreLayout, report: VerifyReport, *, is_live: bool) -> None:
-    """Read all records of the RocksDB folders that are no queues and no configuration."""
+    """Read all records of the RocksDB folders of index, timers, transactions and pop records."""
     for folder in (ROCKSDB_STORE, KV_STORE):
         # A running broker replaces files while they are read. So report only a failure of the last
         # attempt.

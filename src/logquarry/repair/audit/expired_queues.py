@@ -1,4 +1,4 @@
-"""Finds entries that were never written in a queue whose messages have all expired.
+"""Finds unwritten entries in queues whose messages have all expired, and keeps their ends.
 
 The log no longer has the messages of these entries, so the entries cannot be made from the log. But
 a broker would end the queue at the first unwritten entry. New messages would then get queue offsets
@@ -71,10 +71,10 @@ def cut_bridges(
     """Return the bridges that stay if a recovery cuts off a queue at ``stop``, and the queue's end.
 
     If the queue would end with a bridge, the last entry of this bridge is changed: it points to the
-    byte before the log, because the last entry must be no filler (:func:`stand_in`). Two kinds of
-    queues end before such a bridge instead: a batch queue, because the recovery cuts off the entry
-    from which the bridge got its queue offsets; and any queue of a log that begins at 0, because no
-    message has expired.
+    byte before the log, because the last entry must be no filler (:func:`stand_in`). Exception: a
+    batch queue ends before such a bridge, because the recovery cuts off the entry from which the
+    bridge got its queue offsets. If the log begins at 0, no message has expired, so every queue
+    ends before such a bridge.
     """
     left = {number: data for number, data in made.items() if number < stop}
     for last in sorted(left, reverse=True):
@@ -98,7 +98,7 @@ class StandIn:
     """Entries that replace a queue with unusable files, and keep the queue's end.
 
     Attributes:
-        number: position of the first entry, counted in entries.
+        number: number of the first entry.
         entries: the bytes of the entries; b"" if the end cannot be kept.
         end: queue offset at which the queue ends with these entries; 0 without entries.
         is_sure: whether the queue surely ended there; otherwise it may have ended later.
@@ -160,7 +160,7 @@ def end_words(end: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Last:
-    """The last entry of a queue: its position, counted in entries, and the queue's end.
+    """The last entry of a queue: its number, and the queue's end.
     ``number`` is -1 if no entry can be read. ``entry`` is used only in a batch queue.
     """
 

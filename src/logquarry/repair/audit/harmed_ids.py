@@ -41,14 +41,14 @@ NotedEntries = Mapping[QueueKey, Mapping[int, QueueEntry]]
 _MOST_NEIGHBOURS: Final = 16
 """Maximum number of entries to read on each side of an entry."""
 _MOST_SEARCHED: Final = 1 << 24
-"""Maximum work of one audit, counted in entries. Only the frames of a large queue without files, in
-a topic with many queues, need more.
+"""Maximum work of one audit, in entries. Only the frames of a large queue without files, in a topic
+with many queues, need more.
 """
 _SEARCH: Final = 64
 _READ: Final = 256
 _PROBE: Final = 1_024
 """Work of a search in one queue (``_SEARCH``), of a check of an entry's neighbours (``_READ``), and
-of a search for similar topics (``_PROBE``), counted in entries.
+of a search for similar topics (``_PROBE``), in entries.
 """
 
 
@@ -176,7 +176,8 @@ class HarmedIds:
         ``key``, although the frame names the queue ``named``.
         """
         if offset in self._noted.get(key, {}):
-            # The interrupted recovery read the neighbours, and may have cut them off after that.
+            # The interrupted recovery has read the neighbouring entries. It may have cut them off
+            # since.
             return True
         self._searched += _READ
         queue = self._queue_of(key)

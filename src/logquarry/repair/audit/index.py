@@ -408,9 +408,8 @@ def sequence_fault(
 
 
 def times_fault(log: CommitLog, header: IndexHeader) -> str | None:
-    """Return None if the store times in a header are those of the two messages in the log.
-
-    Otherwise, return as text which of them differs.
+    """Return a text if a store time in a header differs from that of its message in the log; else
+    None.
     """
     for which, offset, time in (
         ("first", header.begin_offset, header.begin_timestamp),

@@ -42,9 +42,9 @@ class EntryAudit:
     """Compares the entries of one index file with their messages.
 
     Attributes:
-        keys: number of distinct keys that have an entry. ``between`` is a pair of physical
-            offsets; only keys of messages strictly between them are counted. Keys of COMMIT
-            messages are not counted.
+        keys: number of distinct keys that have an entry. Only messages between the two physical
+            offsets ``between`` count, not the messages at these offsets. Keys of COMMIT messages do
+            not count.
         is_ordered: whether the entries are in the order of the log, as RocketMQ writes them.
     """
 
@@ -245,7 +245,7 @@ class IndexEntries:
         return start
 
     def some(self, first: int, stop: int) -> Entries:
-        """Return the entries from ``first`` to ``stop`` - 1, but none of the next file."""
+        """Return the entries from ``first`` to ``stop`` - 1, at most to the end of one file."""
         number = bisect_right(self._ends, first)
         if number == len(self._parts):
             return np.empty(0, ENTRY_DTYPE)

@@ -191,8 +191,8 @@ class LogAudit:
                 assert not isinstance(event, BlankSpan)
                 stale = self._why_stale(event)
                 if stale is not None:
-                    # An earlier recovery cut these frames off. If a queue entry points to one of
-                    # them, this does not prove that the log reaches up to this frame.
+                    # An earlier recovery cut these frames off. So a queue entry that points to such
+                    # a frame does not prove that the log reaches up to the frame.
                     if least is not None and least > event.start:
                         least = self._bounds.durable
                     break

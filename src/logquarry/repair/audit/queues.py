@@ -392,9 +392,9 @@ class QueuesAudit:
         """Whether a crash explains that the queues lack the entries of the newest messages.
 
         Every queue must have all messages before the physical offset that the dispatcher had
-        reached. (logquarry dispatches a part of the log one queue after another, so its last part
-        does not count as reached.) Every missing message must be newer than the checkpoint. Every
-        queue file that is not empty must have the right size.
+        reached. (In a store of logquarry, the last part before this offset does not count, because
+        logquarry dispatches a part of the log one queue after another.) Every missing message must
+        be newer than the checkpoint. Every queue file that is not empty must have the right size.
         """
         if not self.layout.has_abort:
             return False

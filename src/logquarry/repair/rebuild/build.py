@@ -224,7 +224,7 @@ class BuildJob:
         folder: parent folder of the new ``consumequeue/`` and ``index/``.
         log: the audit that reads the log. After the build, it has read the whole log.
         likely_end: physical offset near the log's end, for the progress.
-        old: the queues that are rebuilt, except batch queues and those with unusable files.
+        old: the old queues, except batch queues and queues with unusable files.
         batch: the builder of the batch queues; None to build no batch queues.
         rocksdb: the folder of RocksDB below ``folder``, if the store has its queues in RocksDB.
         place: moves the entries of frames with a harmed topic or queue id to their right queues.

@@ -159,7 +159,7 @@ class _Placing(RightOffsets):
 class QueueFiles(EntryFiles):
     """Builds the consume queues of one store.
 
-    ``old`` has the queues that are rebuilt, except those with unusable files.
+    ``old`` has the old queues, except queues with unusable files.
     """
 
     def __init__(

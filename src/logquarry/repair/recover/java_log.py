@@ -128,7 +128,7 @@ class JavaLog:
         least: int,
     ) -> int:
         """Return the number of the last file whose first frame matches. If none of the last
-        ``most_files`` files matches, return the number of the first of these.
+        ``most_files`` files matches, return the number of the first file among them.
         """
         left = self.rules.most_files or 1
         for number in range(len(self.files) - 1, least, -1):

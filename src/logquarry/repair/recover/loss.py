@@ -16,7 +16,7 @@ that were certainly on the disk. The code calls such messages *vouched for*:
 
 The user must consent to the loss (``accept_loss``) if log files are missing, or were replaced by
 files of another store: consumers would get the messages of the other store. The user must also
-consent if more than one such message is lost, unless these messages are a small share of the log.
+consent if two or more vouched-for messages are lost, except if they are a small share of the log.
 docs/recovery.md has a table of all cases.
 """
 

@@ -247,7 +247,7 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
 
 # Only entries show that a lost message, or a frame with a harmed queue id, belongs to a queue. So a
 # recovery saves such entries before it cuts the queue. If the recovery is interrupted, the next
-# recovery needs no fillers for them.
+# recovery reads the saved entries, and needs no fillers in their place.
 def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
     """Return the entries that an interrupted recovery saved; {} if the file is missing or bad."""
     found: dict[QueueKey, dict[int, QueueEntry]] = {}

@@ -90,7 +90,7 @@ def apply_rocketmq(
     """Apply a plan and sync all changes; return the plan that was carried out.
 
     The caller must hold the lock, and must have created ``abort``. ``is_clean`` is whether the
-    store was shut down cleanly, so that it had no ``abort`` before; None means that it had one.
+    store had no ``abort`` before, because it was shut down cleanly. None means that it had one.
 
     Raises:
         StoreUnavailable: if the plan is refused, or the disk fails.

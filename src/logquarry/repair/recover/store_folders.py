@@ -381,7 +381,8 @@ def sync_files(
 ) -> None:
     """Sync the files of a store and their names.
 
-    ``rewrite`` has two physical offsets. The bytes of the log between them are first written again.
+    Before the sync, the bytes of the log between the two physical offsets ``rewrite`` are written
+    again.
     """
     for part in (*log, *parts):
         again = rewrite if part in log else (0, 0)

@@ -36,7 +36,7 @@ IsQueued = Callable[[int, int], bool]
 
 @dataclass(slots=True)
 class _Break:
-    """A message whose queue offset is not one more than that of the queue's previous message."""
+    """A message whose queue offset does not follow that of the queue's previous message."""
 
     place: int
     offset: int
@@ -206,8 +206,8 @@ def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
     A queue offset that is higher than expected is harmed if the gap is too large (``is_far``). For
     a lower queue offset, the old queue decides. The queue offset is harmed if the old queue has the
     message at the expected queue offset, and right if the old queue has the message at this queue
-    offset. If neither is true, the queue offset is harmed unless it is 0: a topic that was created
-    again begins at 0.
+    offset. Otherwise, queue offset 0 is right, because a topic that was created again begins at 0,
+    and any other queue offset is harmed.
     """
     if here.offset > here.before:
         return here.is_far
@@ -226,7 +226,7 @@ def _is_stray(here: _Break, behind: int, is_queued: IsQueued) -> bool:
 
 
 def _is_harmed(here: _Break, behind: int, is_queued: IsQueued) -> bool:
-    """Whether a queue offset does not fit between those of the previous and the next message.
+    """Whether a queue offset is harmed: it does not fit between the neighbouring queue offsets.
     ``behind`` is the queue offset of the next message.
     A lower offset is right if the old queue has the message there: the topic was created again.
     """
@@ -397,8 +397,8 @@ def misnamed_messages(
 def stray_messages(
     layout: StoreLayout, queues: Mapping[QueueKey, QueueStory]
 ) -> Iterator[LostSpan]:
-    """Yield the messages that have no place in the queue that their frames name. The new log has
-    these messages, but no queue has them.
+    """Yield the messages without a place in the queue that their frames name. The new log has these
+    messages, but no queue has them.
     """
     for key, story in sorted(queues.items()):
         for place, offset in sorted(story.strays.items()):
@@ -432,7 +432,7 @@ def merged(ranges: list[Range]) -> list[Range]:
 
 
 def ranges_of(offsets: Int64) -> list[Range]:
-    """Return the ranges that contain exactly the given offsets, which may be in any order."""
+    """Return the ranges that contain exactly the given offsets. Their order does not matter."""
     if not len(offsets):
         return []
     ordered = np.unique(offsets)

@@ -172,7 +172,7 @@ def salvage(
     Args:
         path: folder or URL of the damaged store.
         into: the folder of the new store, empty or missing. If it is None, nothing is written, and
-            the result shows the messages that can be saved and those that are lost.
+            the result shows which messages can be saved.
         include_stale: whether to also save valid frames after the log's end, which an earlier
             truncation left there. They become the last messages of the new log.
         config: settings of the store; missing sizes are inferred from the files.
