@@ -302,8 +302,8 @@ class Table(Protocol):
 
         Args:
             marks: new values.
-            before: for each mark in ``marks`` that the table already has, the value that the table
-                must have now.
+            before: the present values that the caller expects of the marks that the table already
+                has.
 
         Raises:
             StoreUnavailable: if a mark differs from `before`; the table then stays unchanged.
