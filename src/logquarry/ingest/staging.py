@@ -53,9 +53,9 @@ def place_rows(
     Args:
         batch: rows, each with a valid topic; ``queue_id`` and ``keys`` are optional.
         queues: number of queues of each topic in each broker.
-        turn: index in the list of the queues of all brokers, at which the turn begins. If row N has
-            neither a queue id nor a key, it goes N queues further; after the last queue, the turn
-            continues with the first queue.
+        turn: index in the list of the queues of all brokers, for row 0. A row without queue id and
+            key goes to the queue with the index ``turn`` plus the row's number. After the last
+            queue, the first queue follows.
 
     Returns:
         (batch with all queue ids, number of the broker for each row).
