@@ -52,7 +52,7 @@ _FILLERS_AT_ONCE: Final = 1 << 14
 
 
 class StateTableKeeper:
-    """Writes the state table and the redo log of a store. Only the dispatcher adds to them.
+    """Writes the state table and the redo log of a store. Only the dispatcher adds entries.
 
     ``found`` is what the table and the redo log contained when the log ended at ``log_end``. So
     frames before ``log_end`` are skipped.
@@ -253,9 +253,9 @@ def keeps_transactions(layout: StoreLayout, config: StoreConfig) -> bool:
 
 
 class TransactionCheck:
-    """Builds the state table and the redo log from the log, and compares the files with them.
+    """Builds state table and redo log from the log, in memory, and compares the files with both.
 
-    ``before`` are transactions that began before the part of the log that is read.
+    ``before`` has the transactions that are older than the part of the log to read.
     """
 
     def __init__(self, before: Mapping[int, OpenTransaction] | None = None) -> None:
