@@ -154,7 +154,7 @@ class SpareEntries:
         # field QUEUEOFFSET of the frame is a queue offset of another queue.
         shifts = np.where(owners == _OWN, queue_offsets - index, 0)
         strange = owners == _FOREIGN
-        # A new group begins where the shift changes, or where the messages' queue changes.
+        # A new group begins if the shift changes, or if the messages' queue changes.
         changes = shifts != np.append(self._last[0], shifts[:-1])
         changes |= strange != np.append(self._last[1], strange[:-1])
         self._last = int(shifts[-1]), bool(strange[-1])
