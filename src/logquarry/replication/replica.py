@@ -282,7 +282,7 @@ class Replica:
             self._ahead(offset)
         wrote = self.feed.wrote_offset
         # A slave without bytes has all of the log if no data follows. This happens if the master's
-        # log ends where the slave's log is to begin.
+        # log ends at the offset at which the slave's log is to begin.
         self._has_come = offset == wrote or (not wrote and self._has_beaten)
         self._has_beaten = True
 
