@@ -296,9 +296,8 @@ class TransactionBook:
         # If the number in the frame is plausible, return it; else return the next number of the
         # table.
         expected = self.next_number
-        # Each number that is left out belongs to a lost message, whose frame took at least
-        # FIXED_SIZE_V1 bytes of the log. So the distance to the last known message limits how many
-        # can be left out.
+        # A skipped number belongs to a lost message, and a frame takes at least FIXED_SIZE_V1 bytes
+        # of the log. So the distance to the last known message limits the skipped numbers.
         room = (frame.physical_offset - self._known_until) // FIXED_SIZE_V1
         if expected is None:
             return frame.number if 0 <= frame.number <= room else 0

@@ -332,7 +332,7 @@ class ScratchBuffer:
         self._data[:size] = data[:size]
 
     def take_run(self, run: Run) -> None:
-        """Copy those parts of each frame that a recovery of RocketMQ reads: body, topic and
+        """Copy the parts of each frame that a recovery of RocketMQ reads: body, topic and
         properties.
 
         QUIRK: the recovery uses this same buffer to read them (test_dialect31.py:
@@ -362,9 +362,9 @@ class ScratchBuffer:
 class AppendRules31(AppendRules):
     """The rules for appending to the log in dialect 3.1.
 
-    The appender calls them while it holds the log's lock. A PREPARED message gets the next number
-    of the state table as its QUEUEOFFSET. A ROLLBACK gets the number of its transaction.
-    ``next_in_table`` returns this next number. It is called only when all messages of the log are
+    The appender calls the methods while it holds the log's lock. A PREPARED message gets the next
+    number of the state table as its QUEUEOFFSET. A ROLLBACK gets the number of its transaction.
+    ``next_in_table`` returns the next number. It is called only when all messages of the log are
     dispatched to the table.
     """
 

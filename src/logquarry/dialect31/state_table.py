@@ -1,6 +1,7 @@
 """Writes the state table and the redo log of RocketMQ 3.x, as the log is dispatched.
 
-If one of them differs from the log, a recovery moves its files to quarantine and builds new files.
+If the table or the redo log differs from the log, a recovery moves its files to quarantine and
+builds new files.
 In a new table, each entry keeps the number that its PREPARED message contains, because producers
 use this number to end the transaction. The new table also has entries for ended transactions, so
 that their numbers are not used again.
@@ -51,7 +52,7 @@ _FILLERS_AT_ONCE: Final = 1 << 14
 
 
 class StateTableKeeper:
-    """Writes the state table and the redo log of a store. Only the dispatcher adds to them.
+    """Writes the state table and the redo log of a store. Only the dispatcher adds entries.
 
     ``found`` is what the table and the redo log contained when the log ended at ``log_end``. So
     frames before ``log_end`` are skipped.
@@ -252,9 +253,9 @@ def keeps_transactions(layout: StoreLayout, config: StoreConfig) -> bool:
 
 
 class TransactionCheck:
-    """Builds the state table and the redo log from the log, and compares the files with them.
+    """Builds state table and redo log from the log, in memory, and compares the files with both.
 
-    ``before`` are transactions that began before the part of the log that is read.
+    ``before`` has the transactions that are older than the part of the log to read.
     """
 
     def __init__(self, before: Mapping[int, OpenTransaction] | None = None) -> None:

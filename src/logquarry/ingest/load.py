@@ -152,7 +152,8 @@ def _is_held(store: str) -> bool:
 
 
 def append_here(appendings: Sequence[Appending]) -> Sequence[Loaded]:
-    """Append to all stores in this process, with one thread per processor, at least four threads.
+    """Append to all stores in this process, in parallel: one thread per processor, but at least
+    four threads, and at most one per store.
 
     A small load appends to its stores one after the other, so that only one store is open at a
     time: the files of an open store take much more disk space than a few messages.

@@ -2,7 +2,7 @@
 
 A task checks its rows, makes their frames and writes the frames to temporary files (segments)
 before any store is locked. The commit then only copies the frames to the logs and sets their
-offsets. A task writes one segment for each broker.
+offsets. A task writes one segment for each broker to which its rows go.
 
 If a row has a queue id, it keeps the id, and all rows with the same topic and queue id go to the
 same broker. If a row has no queue id, the hash of its key selects one of the queues of all brokers,
@@ -53,8 +53,9 @@ def place_rows(
     Args:
         batch: rows, each with a valid topic; ``queue_id`` and ``keys`` are optional.
         queues: number of queues of each topic in each broker.
-        turn: index in the list of the queues of all brokers. The queue with this index gets the
-            first row that has neither a queue id nor a key.
+        turn: index in the list of the queues of all brokers, for row 0. A row without queue id and
+            key goes to the queue with the index ``turn`` plus the row's number. After the last
+            queue, the first queue follows.
 
     Returns:
         (batch with all queue ids, number of the broker for each row).

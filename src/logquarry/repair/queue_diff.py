@@ -46,7 +46,7 @@ class LogBounds:
 
 @dataclass(frozen=True, slots=True)
 class UnitPair:
-    """The first different entries as (physical offset, size, tags code); None if one is missing."""
+    """The first different entries as (physical offset, size, tags code); None for a missing one."""
 
     queue_offset: int
     a: tuple[int, int, int] | None
@@ -64,8 +64,8 @@ class QueueDiff:
     """One queue in both stores; ``a`` and ``b`` are None if the store lacks the queue.
 
     Attributes:
-        state: ``equal``, ``behind`` (one queue ends earlier, because its store has fewer messages)
-            or ``differs``.
+        state: ``equal``, ``behind`` (one queue lacks only the last entries of the other) or
+            ``differs``.
     """
 
     topic: str

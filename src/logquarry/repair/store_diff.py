@@ -125,7 +125,8 @@ class StoreDiff:
     @property
     def verdict(self) -> str:
         """One of ``equal``, ``prefix`` (one log begins later or ends earlier), ``diverged``,
-        ``disjoint`` (no common part) and ``incomplete`` (equal, but not all queues were compared).
+        ``disjoint`` (no common part) and ``incomplete`` (no difference was found, but not all
+        queues were compared).
         """
         if self.divergence is not None or any(q.state == "differs" for q in self.queues):
             return "diverged"

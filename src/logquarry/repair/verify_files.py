@@ -165,9 +165,10 @@ def check_config(layout: StoreLayout, report: VerifyReport) -> None:
 
 
 def check_databases(layout: StoreLayout, report: VerifyReport, *, is_live: bool) -> None:
-    """Read all records of the RocksDB folders that are no queues and no configuration."""
+    """Read all records of the RocksDB folders of index, timers, transactions and pop records."""
     for folder in (ROCKSDB_STORE, KV_STORE):
-        # A running broker replaces files while they are read. So damage fails each attempt.
+        # A running broker replaces files while they are read. So report only a failure of the last
+        # attempt.
         for left in reversed(range(_LIVE_ATTEMPTS if is_live else 1)):
             try:
                 _check_database(layout, folder, report)
@@ -239,7 +240,7 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
     After a crash the findings are only notes, because the tables usually differ from the log.
     """
     check = TransactionCheck()
-    # Frames whose only damage is in the body count too: the audit of the queues also counts them.
+    # A frame whose only damage is in its body counts too, as in a recovery.
     for event in LogReader(layout, bound=end, check_crc=False).events():
         if isinstance(event, Run):
             check.take(transaction_frames(event.window, event.rows))

@@ -130,8 +130,8 @@ class Replica:
         return base + (self._last_from(window, 0) or 0)
 
     def _last_from(self, window: codec.Window, at: int) -> int | None:
-        # Returns the position of the last frame. Returns None unless frames follow each other from
-        # ``at`` up to the window's end.
+        # Returns the position of the last frame; None if there is no frame, or if there is damage
+        # between ``at`` and the window's end.
         last: int | None = None
         code = TABLE_FULL
         while code == TABLE_FULL:
@@ -282,7 +282,7 @@ class Replica:
             self._ahead(offset)
         wrote = self.feed.wrote_offset
         # A slave without bytes has all of the log if no data follows. This happens if the master's
-        # log ends where the slave's log is to begin.
+        # log ends at the offset at which the slave's log is to begin.
         self._has_come = offset == wrote or (not wrote and self._has_beaten)
         self._has_beaten = True
 

@@ -1,7 +1,8 @@
 """The base class of both replication servers: accepts connections, and runs the server's thread.
 
 One thread serves all connections with a selector. If ``max_connections`` connections are open, a
-new connection replaces one over which no request has arrived yet.
+new connection replaces a connection without a request; if there is none, the server refuses the new
+connection.
 :class:`~logquarry.replication.master.HaMaster` and
 :class:`~logquarry.replication.config_server.ConfigServer` add their protocols.
 """

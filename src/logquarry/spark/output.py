@@ -278,7 +278,7 @@ class ExportCommit:
         folder.remove(INTENT)
 
     def _ours(self) -> frozenset[str]:
-        """Return the files of an earlier export: those that its manifest or its intent lists."""
+        """Return the files that the manifest or the intent of an earlier export lists."""
         found: set[str] = set()
         for name in (MANIFEST, INTENT):
             try:

@@ -3,9 +3,10 @@
 The rebuild of queues and index is in the module `rebuilding`.
 
 To verify, each task reads a part of a log, or an index file. For a part of a log, it returns the
-ranges in which all frames are valid (:mod:`logquarry.repair.audit.runs`). The driver then verifies
-each store, but does not read these ranges again. The findings equal those of a verification without
-Spark. To salvage, each task salvages one store.
+ranges in which all frames are valid and have the right entries in queues and index
+(:mod:`logquarry.repair.audit.runs`). The driver then verifies each store, but does not read these
+ranges again. The findings equal those of a verification without Spark. To salvage, each task
+salvages one store.
 """
 
 from __future__ import annotations
@@ -145,8 +146,8 @@ _last: tuple[tuple[str, int], SoundReader] | None = None
 def _verify(task: _VerifyTask) -> tuple[list[FrameFacts], bool]:
     """Verify a part of a log, or an index file.
 
-    Returns (ranges of valid frames, False) for a part of a log, and ([], whether the chains of keys
-    are correct) for an index file.
+    Returns (ranges without a difference, False) for a part of a log, and ([], whether the chains of
+    keys are correct) for an index file.
     """
     global _last  # noqa: PLW0603
     which = task.place.job, task.place.number

@@ -149,7 +149,7 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
         return found
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Make the query end where the logs end now."""
+        """Make the query end at the present ends of the logs."""
         with without_traceback():
             self._planner.prepare_available_now()
 

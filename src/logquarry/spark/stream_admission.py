@@ -129,7 +129,7 @@ class Backlog:
 
 
 def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
-    """Return where a batch of at most `limit` bytes of log ends: a physical offset for each broker.
+    """Return the end of a batch of at most `limit` bytes of log: a physical offset for each broker.
 
     Each broker gets an equal share of the limit. If the next frame of each log is larger than the
     limit, the batch still takes one frame, so that the stream advances.
@@ -158,7 +158,7 @@ def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
 def by_rows(
     backlogs: Mapping[str, Backlog], limit: int, wanted: Mapping[str, MessageFilter]
 ) -> dict[str, int]:
-    """Return where a batch of at most `limit` messages ends: a physical offset for each broker."""
+    """Return the end of a batch of at most `limit` messages: a physical offset for each broker."""
     counted = {name: _counted(log, wanted[name], limit) for name, log in backlogs.items()}
     shares = shared({name: len(found) for name, (found, _) in counted.items()}, limit)
     ends: dict[str, int] = {}

@@ -155,7 +155,7 @@ class StreamPlanner:
         return [task for found in ranges for task in self._tasks_of(*found, end, size)]
 
     def prepare_available_now(self) -> None:
-        """Make the query end where the logs end now (Trigger.AvailableNow)."""
+        """Make the query end at the present ends of the logs (Trigger.AvailableNow)."""
         self._targets = {
             broker: self._frontier(broker).end_of(layout)
             for broker, layout in self._layouts().items()

@@ -133,8 +133,8 @@ def plan_tasks(
 ) -> list[ReadTask]:
     """Plan tasks that read each wanted message exactly once.
 
-    The tasks of one store are adjacent, and in log order unless the options select messages by
-    queue.
+    The tasks of one store follow each other. They are in the order of the log, except if the
+    options select messages by queue.
 
     Args:
         columns: columns to read; None for the columns of the options.

@@ -32,14 +32,14 @@ def in_worker() -> bool:
 _tasks = 0
 _modules = 0
 _LOADING = 3
-"""The first tasks of a worker, and each task after one that imported modules, call
-:func:`gc.freeze`. Other tasks leave few new objects that live long.
+"""Number of first tasks of a worker that call :func:`gc.freeze`. Later, only a task that follows an
+import of modules calls it: without imports, a task leaves few new objects that live long.
 """
 
 
 def settle() -> None:
     """Exclude all existing objects from garbage collection. Call this function at the start of each
-    task. It acts only in the worker's first tasks, and if the task before imported modules.
+    task. It acts only in the worker's first tasks, and after a task that imported modules.
 
     PySpark collects garbage after each task. Visiting every object of numba, pyarrow and PySpark
     takes 60 ms, a fifth of the time to decode 128 MiB of log.

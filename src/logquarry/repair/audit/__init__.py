@@ -1,7 +1,7 @@
 """Compares the log, the consume queues and the index of a store with each other.
 
-:mod:`.differences` defines each rule and each limit once. The table shows what verify reports for a
-difference, and what recover does.
+:mod:`.differences` defines the rules and limits that verify and recover share. The table shows for
+each difference what verify reports, and what recover does.
 
 ===============================  ================================  =============================
 difference                       in verify                         in recover
@@ -33,13 +33,12 @@ index key                        index_entry_wrong, index_gap      none: a query
 keys after the index's end       index_behind, index_missing       build_index
 ===============================  ================================  =============================
 
-A queue offset or a queue id is *harmed* if damage changed its bytes in the frame. Verify reports
+A queue offset or a queue id is *harmed* if damage changed it in the frame. Verify reports
 every harmed queue offset (:mod:`.queues`). Recover and rebuild take the right offset from the
 neighbouring messages or from the queue (:mod:`.right_offsets`). The queues show the right queue of
 a frame with a harmed queue id (:mod:`.harmed_ids`). If a queue differs from the log, recover writes
 the entries of the queue again, beginning with the first different entry
-(:mod:`.first_difference`). Verify and recover can give different verdicts on the queues: they did
-so for 12 of 363 test stores.
+(:mod:`.first_difference`). In rare cases, verify and recover give different verdicts on the queues.
 
 The recovery mode ``rocketmq`` does not use this package. It repeats the steps of RocketMQ
 (``java_*.py`` in :mod:`logquarry.repair.recover`).

@@ -28,8 +28,8 @@ LostSpans = Sequence[DamagedSpan | ExpiredSpan]
 
 # The limits MOST_GAP and MOST_OFFSET are in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
-"""Tolerance for a gap in the queue offsets. The lost bytes can have held a certain number of
-messages. A gap is accepted if it is larger than this number by at most ``GAP_SLACK``.
+"""Tolerance for a gap in the queue offsets. The lost bytes have room for a number of messages. The
+largest accepted gap is this number plus ``GAP_SLACK``.
 """
 SMALL_GAP: Final = 1 << 12
 """Largest gap that is accepted without lost bytes. An earlier salvage can leave such gaps."""
@@ -42,8 +42,8 @@ _CLOCK_MS: Final = 1_000
 
 @dataclass(slots=True)
 class EntryGroup:
-    """Entries of a queue or an index file that differ from the log in the same way. ``number`` (in
-    a queue, the queue offset) and ``reason`` are those of the first entry.
+    """Entries of a queue or an index file that differ from the log in the same way. ``number`` is
+    the number of the first entry (in a queue, its queue offset), ``reason`` its difference.
     """
 
     kind: str
@@ -148,9 +148,9 @@ class FileDifference:
 
     def size_difference(self, offset: int) -> Finding:
         """Return what verify reports for a wrong size. ``offset`` is the physical offset at which
-        the fault begins; 0 if the file is not of the log.
+        the fault begins; 0 for a file of a queue.
         """
-        # QUIRK: RocketMQ refuses to start on an empty last file, although no message is lost.
+        # QUIRK: RocketMQ 4.9 refuses to start on an empty last file, although no message is lost.
         is_empty = self.fault is FileFault.EMPTY_LAST and self.before is not None
         kind = "empty_file" if is_empty else "wrong_file_size"
         reason = f"{self.file.size} bytes instead of {self.size}"
@@ -198,8 +198,8 @@ def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
 
 
 def unreadable_file(files: Sequence[StoreFile], reader: OpenFiles) -> str | None:
-    """Return as text the first of some queue files that the disk cannot read completely, and the
-    reason; None if the disk can read all of them.
+    """Return the path of the first file that the disk cannot read completely, with the reason;
+    None if the disk can read all files.
     """
     for file in files:
         reader.read(file.path, 0, file.size)

@@ -1,4 +1,4 @@
-"""Finds entries that were never written in a queue whose messages have all expired.
+"""Finds unwritten entries in queues whose messages have all expired, and keeps their ends.
 
 The log no longer has the messages of these entries, so the entries cannot be made from the log. But
 a broker would end the queue at the first unwritten entry. New messages would then get queue offsets
@@ -33,11 +33,11 @@ _FILLER: Final = queue_entry.encode(FILLER)
 
 
 def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
-    """Return bridges for the unwritten entries before a written one, and the end of the queue with
-    these bridges, counted in entries.
+    """Return the bridges of a queue, and the number of the entry at which the queue then ends.
 
-    A bridge replaces consecutive unwritten entries of one file: number of the first entry -> new
-    bytes of all these entries. The entries of a bridge belong to no message. In a consume queue,
+    A bridge replaces consecutive unwritten entries of one file, if a written entry follows them. An
+    item of the result is: number of the first of these entries -> new bytes of all these entries.
+    The entries of a bridge belong to no message. In a consume queue,
     they are fillers, which RocketMQ accepts. In a batch queue, they only cover the queue offsets
     between their neighbours, like the entries with which
     :func:`logquarry.write.queue_writer.without_gaps` fills a gap.
@@ -70,11 +70,11 @@ def cut_bridges(
 ) -> tuple[dict[int, bytes], int]:
     """Return the bridges that stay if a recovery cuts off a queue at ``stop``, and the queue's end.
 
-    If the queue would end with a bridge, the last entry of this bridge becomes one that points to
-    the byte before the log: the last entry must be no filler (:func:`stand_in`). Two kinds of
-    queues end before such a bridge instead: a batch queue, because the recovery cuts off the entry
-    from which the bridge got its queue offsets; and any queue of a log that begins at 0, because no
-    message has expired.
+    If the queue would end with a bridge, the last entry of this bridge is changed: it points to the
+    byte before the log, because the last entry must be no filler (:func:`stand_in`). Exception: a
+    batch queue ends before such a bridge, because the recovery cuts off the entry from which the
+    bridge got its queue offsets. If the log begins at 0, no message has expired, so every queue
+    ends before such a bridge.
     """
     left = {number: data for number, data in made.items() if number < stop}
     for last in sorted(left, reverse=True):
@@ -98,7 +98,7 @@ class StandIn:
     """Entries that replace a queue with unusable files, and keep the queue's end.
 
     Attributes:
-        number: position of the first entry, counted in entries.
+        number: number of the first entry.
         entries: the bytes of the entries; b"" if the end cannot be kept.
         end: queue offset at which the queue ends with these entries; 0 without entries.
         is_sure: whether the queue surely ended there; otherwise it may have ended later.
@@ -125,7 +125,7 @@ def stand_in(queue: FileQueue, layout: StoreLayout, files: OpenFiles, file_size:
 
     QUIRK: these entries must not be fillers. RocketMQ adds the size in a queue's last entry to the
     physical offset in this entry. It assumes that all messages before the sum are dispatched. For a
-    filler, the sum is 2 GiB. So RocketMQ would dispatch no message before 2 GiB, in any queue.
+    filler, the sum is 2 GiB - 1. So RocketMQ would dispatch no message before 2 GiB, in any queue.
     """
     log_start = layout.commit_log.start
     last = _last_of_batches(queue, log_start) if queue.is_batch else _last(queue, log_start)
@@ -152,7 +152,7 @@ def stand_in(queue: FileQueue, layout: StoreLayout, files: OpenFiles, file_size:
 
 
 def end_words(end: int) -> str:
-    """Return what to tell the user if the end of a :class:`StandIn` is not sure."""
+    """Return the text for the user if the end of a :class:`StandIn` is not sure."""
     if not end:
         return "its end cannot be kept: new messages begin at queue offset 0"
     return f"it may have ended after queue offset {end}: new messages begin there"
@@ -160,7 +160,7 @@ def end_words(end: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Last:
-    """The last entry of a queue: its position, counted in entries, and the queue's end.
+    """The last entry of a queue: its number, and the queue's end.
     ``number`` is -1 if no entry can be read. ``entry`` is used only in a batch queue.
     """
 

@@ -235,7 +235,7 @@ class BatchQueueAudit:
         expected = int(entries["base"][0]) if self._at is None else self._next
         for is_new, part in epochs(entries, expected):
             if is_new:
-                # The queue has only the messages since the topic was created again.
+                # The topic was created again: the queue has only the later messages.
                 self._at, self._found = None, None
             self._take_run(part)
             self._next = int(part["base"][-1]) + int(part["count"][-1])
@@ -373,7 +373,8 @@ def same_batches(there: BatchEntries, wanted: BatchEntries) -> Bools:
 class QueueAudits:
     """Compares all queues of a store with its log. In ``queues``, a queue with unusable files is
     None. ``damage`` has the damaged bytes of the log so far. ``ids`` moves frames with a harmed
-    queue id to their right queues. If it is None, every queue id counts as right.
+    topic or queue id to their right queues. If it is None, each frame stays in the queue that it
+    names.
     """
 
     def __init__(

@@ -1,15 +1,15 @@
 """Finds the right queue of each frame whose topic or queue id damage has changed.
 
-No CRC covers the topic and the queue id in a frame. The queue that the frame names is called the
-*named queue* here. The frame is called *harmed* if all these conditions are true:
+BODYCRC does not cover the topic and the queue id of a frame. The queue that the frame names is
+called the *named queue* here. The frame is called *harmed* if all these conditions are true:
 
 - Another queue has the frame's entry at the frame's queue offset: with the frame's physical offset,
   size and tags code. The other queue has the same topic, or it has the same queue id and a topic
   that differs in one character.
 - The named queue does not have this entry.
-- The other queue has an own entry near this entry: the message of the own entry names the other
-  queue. The search goes in both directions, in each up to the first own entry. If the other queue
-  has only this entry, it is enough that the named queue has no files.
+- The other queue has an own entry near this entry. (An entry is an *own* entry if its message names
+  the queue of the entry.) The search goes in both directions, in each up to the first own entry. If
+  the other queue has only this entry, it is enough that the named queue has no files.
 - The search finds no entry that points to a message of the named queue. Such an entry would show
   that a file lies in the folder of the wrong queue. Exception: such an entry is ignored if the
   named queue has its own message at the same queue offset.
@@ -41,14 +41,14 @@ NotedEntries = Mapping[QueueKey, Mapping[int, QueueEntry]]
 _MOST_NEIGHBOURS: Final = 16
 """Maximum number of entries to read on each side of an entry."""
 _MOST_SEARCHED: Final = 1 << 24
-"""Maximum work of one audit, counted in entries. Only the frames of a large queue without files, in
-a topic with many queues, need more.
+"""Maximum work of one audit, in entries. Only the frames of a large queue without files, in a topic
+with many queues, need more.
 """
 _SEARCH: Final = 64
 _READ: Final = 256
 _PROBE: Final = 1_024
 """Work of a search in one queue (``_SEARCH``), of a check of an entry's neighbours (``_READ``), and
-of a search for similar topics (``_PROBE``), counted in entries.
+of a search for similar topics (``_PROBE``), in entries.
 """
 
 
@@ -64,7 +64,7 @@ class HarmedIds:
 
     Args:
         names: the queues on the disk.
-        queue_of: returns such a queue; None if its files are unusable. Called only when needed.
+        queue_of: returns a queue; None if it has no usable files. Called only when needed.
         noted: the entries that an interrupted recovery saved before it cut the queues.
 
     Attributes:
@@ -88,7 +88,7 @@ class HarmedIds:
         self._noted = noted or {}
         self._is_3_1 = is_3_1
         self._by_topic: dict[str, list[QueueKey]] = {}
-        # Batch queues have other entries.
+        # Entries of batch queues have another format.
         batch_topics = {topic for topic, _ in layout.batch_queue_names}
         self._names = {key for key in (*names, *self._noted) if key[0] not in batch_topics}
         for key in sorted(self._names):
@@ -176,7 +176,8 @@ class HarmedIds:
         ``key``, although the frame names the queue ``named``.
         """
         if offset in self._noted.get(key, {}):
-            # The interrupted recovery read the neighbours, and may have cut them off after that.
+            # The interrupted recovery has read the neighbouring entries. It may have cut them off
+            # since.
             return True
         self._searched += _READ
         queue = self._queue_of(key)

@@ -90,8 +90,9 @@ class IndexAudit:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the index has one entry for each key in the log, in the same order, and no
-        others. If not, read the log again, and call :meth:`count` for each run.
+        """Whether the entries are those of the log's keys, in the same order. The last keys of the
+        log may lack entries. True if :meth:`add` was never called. If False, read the log again,
+        and call :meth:`count` for each run.
         """
         if not self._has_keys:
             return True
@@ -104,7 +105,7 @@ class IndexAudit:
     def finish(
         self, log_end: int, lost: Sequence[Span], last_keyed: int | None
     ) -> Iterator[Finding]:
-        """Yield all differences after the whole log is read.
+        """Yield all differences. Call this after the whole log is read.
 
         ``lost`` has the parts of the log whose index entries are not checked. ``last_keyed`` is the
         physical offset of the log's last message with keys.
@@ -379,7 +380,8 @@ def ends_fault(file: FileView, shape: IndexShape, header: IndexHeader) -> str | 
             f"physical offsets {header.begin_offset} and {header.end_offset}, and the entries give "
             f"{first.physical_offset} and {last.physical_offset}"
         )
-    # In a file's first entry, the seconds are counted from the end time of the previous file.
+    # The first entry of a file gives the seconds since the end time of the previous file. So this
+    # check needs a second entry.
     end = np.array([header.end_timestamp])
     expected = int(seconds_since(end, header.begin_timestamp)[0])
     if header.entry_count > 2 and last.seconds != expected:
@@ -406,9 +408,8 @@ def sequence_fault(
 
 
 def times_fault(log: CommitLog, header: IndexHeader) -> str | None:
-    """Return None if the store times in a header are those of the two messages in the log.
-
-    Otherwise, return as text which of them differs.
+    """Return a text if a store time in a header differs from that of its message in the log; else
+    None.
     """
     for which, offset, time in (
         ("first", header.begin_offset, header.begin_timestamp),

@@ -34,7 +34,7 @@ ENTRY_DTYPE: Final = ENTRY.dtype()
 Entries = Records
 
 _CHUNK: Final = 1 << 18
-"""Number of entries that are checked in one step. The limit keeps memory small for a large file."""
+"""Approximate number of entries to check in one step; keeps memory small for a large file."""
 _LOW: Final = 0xFFFFFFFF
 
 
@@ -42,9 +42,9 @@ class EntryAudit:
     """Compares the entries of one index file with their messages.
 
     Attributes:
-        keys: number of distinct keys that have an entry. ``between`` is a pair of physical
-            offsets; only keys of messages strictly between them are counted. Keys of COMMIT
-            messages are not counted.
+        keys: number of distinct keys that have an entry. Only messages between the two physical
+            offsets ``between`` count, not the messages at these offsets. Keys of COMMIT messages do
+            not count.
         is_ordered: whether the entries are in the order of the log, as RocketMQ writes them.
     """
 
@@ -196,8 +196,8 @@ class _Part:
 
 
 class IndexEntries:
-    """The entries of all index files with a valid header, oldest file first. They are numbered from
-    0 on, across the files.
+    """The entries of all index files with a valid header, oldest file first. The first entry of the
+    first file has number 0; the numbers continue in the next file.
     """
 
     def __init__(self, index_files: Sequence[IndexFile], files: OpenFiles, log_start: int) -> None:
@@ -232,7 +232,9 @@ class IndexEntries:
 
     @cached_property
     def start(self) -> int:
-        """The number of the first entry that has not expired."""
+        """The number of the first entry whose message has not expired; 0 if the entries before it
+        are not in the order of the log.
+        """
         start = self.first_from(self._log_start) if self._offset(0) < self._log_start else 0
         at = 0
         while at < start:
@@ -243,7 +245,7 @@ class IndexEntries:
         return start
 
     def some(self, first: int, stop: int) -> Entries:
-        """Return the entries from ``first`` to before ``stop``, or to the end of their file."""
+        """Return the entries from ``first`` to ``stop`` - 1, at most to the end of one file."""
         number = bisect_right(self._ends, first)
         if number == len(self._parts):
             return np.empty(0, ENTRY_DTYPE)
@@ -290,5 +292,7 @@ class EntryStream:
 
     @property
     def is_through(self) -> bool:
-        """Whether each key had exactly one entry, in order, and no entry is left."""
+        """Whether each entry is that of the next key, and no entry is left. The last keys may have
+        no entry.
+        """
         return not self.is_broken and self.place == len(self.entries)

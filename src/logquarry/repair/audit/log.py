@@ -5,10 +5,10 @@ A break is a place at which no valid frame begins. It ends the log (torn tail or
 one of these rules applies:
 
 1. The break is at or after :attr:`KnownBounds.least`. This is the durable offset. In a store that
-   was shut down cleanly, it is the end of the last message in a queue, if this end is higher or if
-   there is no durable offset.
-2. The frame after the break is older than the frame before the break, and not before the durable
-   offset.
+   was shut down cleanly, it is the durable offset or the end of the last message in a queue: the
+   higher one.
+2. The frame after the break is older than the frame before the break, and does not begin before the
+   durable offset.
 3. The store was shut down cleanly without a durable offset. The frame after the break is after the
    last message in a queue, or newer than the checkpoint (not for RocketMQ 5.5).
 4. No frame follows.
@@ -78,7 +78,8 @@ class KnownBounds:
     """The evidence for a log's end: from the queues, the checkpoint and the durable offset.
 
     ``queued`` is the physical offset after the last message in a queue. ``dispatched_timestamp`` is
-    the store time of that message in the checkpoint; None if the store may be of RocketMQ 5.5.
+    the store time of the last dispatched message in the checkpoint; None if it is unknown, or if
+    the store may be of RocketMQ 5.5.
     """
 
     durable: int | None = None
@@ -105,7 +106,8 @@ def find_bounds(
     after this end count only with ``ignores_cut``.
     """
     entries = last_entries(layout, queues)
-    # RocketMQ 5.5 updates this time only when it syncs the queues, and not at a clean shutdown.
+    # RocketMQ 5.5 updates the dispatch time in the checkpoint only when it syncs the queues, and
+    # not at a clean shutdown.
     may_lag = ROCKSDB_STORE in layout.folders
     queued = entries[0].end if entries else None
     cut = None if ignores_cut else layout.cut_end
@@ -159,7 +161,7 @@ class LogAudit:
         return self._runs(self._reader().events(self.start, self._stop))
 
     def guided_runs(self, guesses: Iterable[S]) -> Iterator[Run | S]:
-        """Yield all frames in order, in runs that threads or tasks read. No writer may run."""
+        """Yield all frames in order, in runs that threads or tasks have read. No writer may run."""
         assert not self._is_live
         return (
             self.runs() if self._stop is not None else self._runs(guided(self._reader(), guesses))
@@ -189,8 +191,8 @@ class LogAudit:
                 assert not isinstance(event, BlankSpan)
                 stale = self._why_stale(event)
                 if stale is not None:
-                    # An earlier recovery cut these frames off. If a queue entry points to one of
-                    # them, this does not prove that the log reaches up to this frame.
+                    # An earlier recovery cut these frames off. So a queue entry that points to such
+                    # a frame does not prove that the log reaches up to the frame.
                     if least is not None and least > event.start:
                         least = self._bounds.durable
                     break
@@ -198,12 +200,13 @@ class LogAudit:
                 broken = []
             if isinstance(event, BlankSpan):
                 # A writer begins each file with a message. If a file begins with a blank, a repair
-                # has created it in place of a lost file.
+                # has created it in place of a lost file. Exception: see never_written.
                 file = self._layout.commit_log.at(event.offset)
                 if file is not None and file.base == event.offset:
                     self.damage.append(self._lost_file(event))
             else:
-                # Use the last time, not the latest: a clock that was set back makes no frame stale.
+                # Use the last time, not the latest. Otherwise, frames that were stored after a
+                # clock was set back would count as stale.
                 self.last_timestamp = self._times(event)[1]
                 self.latest_timestamp = max(self.latest_timestamp, self.last_timestamp)
                 self.count += len(event.rows) if isinstance(event, Run) else event.count
@@ -275,8 +278,8 @@ class LogAudit:
             )
 
     def _with_zeros(self, broken: list[DamagedSpan], least: int) -> list[DamagedSpan]:
-        """Add spans for the zeros between damaged spans, and after them up to ``least``. Without a
-        durable offset, add spans only in files that have other damage.
+        """Add spans for the zeros and the missing files between damaged spans, and from the last
+        one to ``least``. Without a durable offset, add spans only in files with other damage.
         """
         files = self._layout.commit_log
         found: list[DamagedSpan] = []
@@ -329,7 +332,7 @@ def never_written(layout: StoreLayout) -> set[int]:
 
 
 def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
-    """Yield the frames at the start of a damaged span whose only damage is in the body."""
+    """Yield the frames at the start of a damaged span, if their only damage is in the body."""
     files = layout.commit_log
     file = files.at(span.offset)
     if file is None or not file.size:
@@ -349,6 +352,7 @@ def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
 def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     """Return the physical offset of the log's last message if it is incomplete, else None.
 
+    The message is checked only after a crash, and only if it is after the durable offset.
     A message is incomplete if its properties end in a zero byte. Without properties, the end of the
     topic decides. A torn page or a crashed replica can leave such bytes, and no CRC covers them. If
     the message has a queue entry, only the topic decides: zeros may be part of the properties.

@@ -402,7 +402,9 @@ def entries_at(queue: BatchQueue, starts: Int64) -> tuple[BatchEntries, Bools]:
 
 
 def place_of(queue: BatchQueue, offset: int) -> tuple[str, int]:
-    """Return the file and byte position of a queue offset's entry, or where it would be written."""
+    """Return the file and byte position of a queue offset's entry. If there is no such entry,
+    return the place at which it would be written.
+    """
     path, position = f"{BATCH_QUEUE}/{queue.topic}/{queue.queue_id}/{0:020d}", 0
     has_room = False
     for file, entries in queue.batches():

@@ -80,8 +80,8 @@ class SpareEntries:
         self._groups: dict[str, EntryGroup] = {}
         self._stretches: list[EntryGroup] = []
         self._begin = 0
-        # By how many queue offsets the previous entry was misplaced, and whether its message is of
-        # another queue.
+        # The difference between the previous entry's queue offset and the queue offset in its
+        # message, and whether the message is of another queue.
         self._last = 0, False
 
     def check(self, ranges: Sequence[tuple[int, int]], begin: int = 0) -> list[EntryGroup]:
@@ -154,7 +154,7 @@ class SpareEntries:
         # field QUEUEOFFSET of the frame is a queue offset of another queue.
         shifts = np.where(owners == _OWN, queue_offsets - index, 0)
         strange = owners == _FOREIGN
-        # A new group begins if one of the two changes from one entry to the next.
+        # A new group begins if the shift changes, or if the messages' queue changes.
         changes = shifts != np.append(self._last[0], shifts[:-1])
         changes |= strange != np.append(self._last[1], strange[:-1])
         self._last = int(shifts[-1]), bool(strange[-1])

@@ -52,7 +52,8 @@ MOST_GAPS: Final = 1 << 12
 
 @dataclass(slots=True)
 class SeenMessages:
-    """The messages of one queue that were read so far, since its topic was last created again.
+    """The messages of one queue that were read so far. If the topic was created again, only the
+    messages since then.
 
     Attributes:
         epoch_start: physical offset of the first message of a recreated topic; else None.
@@ -119,10 +120,10 @@ class SeenMessages:
     def corrected(self, part: QueuePart) -> QueuePart:
         """Return a part with the right queue offsets; count the frames with a harmed one.
 
-        No CRC covers the queue offset in a frame. The expected queue offset of a message is one
-        more than that of the queue's previous message. If a frame has another queue offset, but the
-        queue has the message's entry only at the expected offset, the queue offset in the frame is
-        harmed. Consumers find messages through the queue, so the queue needs no repair.
+        BODYCRC does not cover the queue offset in a frame. The expected queue offset of a message
+        is one more than that of the queue's previous message. If a frame has another queue offset,
+        but the queue has the message's entry only at the expected offset, the queue offset in the
+        frame is harmed. Consumers find messages through the queue, so the queue needs no repair.
         """
         self._correct_first(part)
         right, following = part.offsets.copy(), self.next_offset
@@ -139,9 +140,9 @@ class SeenMessages:
     def without_strays(self, part: QueuePart) -> QueuePart:
         """Leave out the frames that have no place in the queue, and record them.
 
-        A frame has no place if the messages before and after it have consecutive queue offsets, its
-        own queue offset is lower, and the queue lacks its entry. Rebuild and recover write no entry
-        for such a frame (:mod:`.right_offsets`).
+        A frame has no place if the next message has the queue offset that is expected for the
+        frame, the frame's own queue offset is lower, and the queue lacks the frame's entry. Rebuild
+        and recover write no entry for such a frame (:mod:`.right_offsets`).
         """
         offsets = part.offsets
         expected = np.append(self.next_offset, offsets[:-1] + 1)
@@ -251,7 +252,7 @@ class QueuesAudit:
             self._compare(seen, *held)
 
     def settle(self) -> None:
-        """Compare the last frames of the queues; call this after the whole log is read."""
+        """Compare the held frames of the queues; call this after the whole log is read."""
         for seen in self._seen.values():
             self._settle(seen)
 
@@ -373,8 +374,8 @@ class QueuesAudit:
     def differences(
         self, log_end: int, lost: LostSpans, *, is_explained: bool
     ) -> Iterator[Finding]:
-        """Yield all differences, queue by queue, after :meth:`settle`. ``is_explained`` is the
-        result of :meth:`is_crash`.
+        """Yield all differences, queue by queue; call :meth:`settle` before. ``is_explained`` is
+        whether a crash explains missing entries.
         """
         for key in sorted({*self._seen, *self._names}):
             folder = self._folder(key)
@@ -391,9 +392,9 @@ class QueuesAudit:
         """Whether a crash explains that the queues lack the entries of the newest messages.
 
         Every queue must have all messages before the physical offset that the dispatcher had
-        reached. (logquarry dispatches a part of the log one queue after another, so its last part
-        does not count as reached.) Every missing message must be newer than the checkpoint. Every
-        queue file that is not empty must have the right size.
+        reached. (In a store of logquarry, the last part before this offset does not count, because
+        logquarry dispatches a part of the log one queue after another.) Every missing message must
+        be newer than the checkpoint. Every queue file that is not empty must have the right size.
         """
         if not self.layout.has_abort:
             return False

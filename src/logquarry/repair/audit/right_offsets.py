@@ -1,7 +1,7 @@
 """Finds the right queue offset of each message of a queue.
 
-No CRC covers the queue offset in a frame. So damage can change the queue offset, and the frame
-still seems valid. Such a queue offset is called *harmed*. :class:`RightBases` finds the right queue
+BODYCRC does not cover the queue offset in a frame. So damage can change it, and the frame still
+seems valid. Such a queue offset is called *harmed*. :class:`RightBases` finds the right queue
 offsets of batch queues. :class:`RightOffsets` finds those of other queues, for recover and rebuild,
 with these rules.
 
@@ -10,7 +10,7 @@ message has another queue offset, and the next message does not continue it, the
 applies decides whether the queue offset is right or harmed:
 
 1. The queue on the disk has the message's entry at the expected queue offset: harmed.
-2. The queue offset is lower than expected, and the queue has the message's entry there: right.
+2. The queue offset is lower than expected, and the queue has the message's entry at it: right.
 3. The next message has the expected queue offset or the following one: harmed.
 4. The queue has the message's entry at the queue offset of the frame: right.
 5. The queue offset is higher than expected: harmed if the gap is larger than the lost bytes
@@ -220,8 +220,9 @@ class RightOffsets(ABC):
             self._known_until = int(entries["physical_offset"][-1]) + int(entries["size"][-1])
 
     def _bring_back(self, own: int, entries: Units) -> tuple[int, Units]:
-        """Correct the queue offsets of these messages, and drop those above ``MOST_MOVED``. Return
-        the right queue offset of the first message, and the corrected messages.
+        """Correct the queue offsets of these messages, and drop the messages beyond the limit
+        ``MOST_MOVED``. Return the right queue offset of the first message, and the corrected
+        messages.
         """
         right = self._place_in_queue(entries[:1]) if self._next is None else self._next
         offset = 0 if right is None else right
@@ -343,8 +344,8 @@ def _right_base(own: int, count: int, expected: int | None, following: int | Non
 
 def epochs(entries: BatchEntries, expected: int) -> Iterator[tuple[bool, BatchEntries]]:
     """Cut the entries of a batch queue where a queue offset does not increase: the topic was
-    created again there. Yield whether this is so for each part, and the part. ``expected`` is the
-    queue offset after the previous message.
+    created again there. Yield for each part whether it begins at such a place, and the part.
+    ``expected`` is the queue offset after the previous message.
     """
     starts = entries["base"].astype(np.int64)
     cuts = falls(starts, starts + entries["count"], expected)

@@ -36,7 +36,7 @@ S = TypeVar("S", bound=Stretch)
 
 
 def audited(follower: Follower, run: Run, facts: S) -> S:
-    """Add the frames of a run that the audit itself has read to ``facts``, and return it."""
+    """Add the frames of a run to ``facts``, and return ``facts``."""
     for window, followed in follow_run(follower, run):
         facts(window, followed)
     return facts
@@ -104,8 +104,8 @@ class FrameFacts(Stretch):
         self.parts.append((kept, parts_with_copies(window, followed, self._config)))
 
     def join(self, after: FrameFacts) -> bool:
-        """Add the next run, and return True; False if there is a gap between runs or entries. Both
-        runs must have sound entries.
+        """Add the next run, and return True. If there is a gap between the runs or between their
+        entries, add nothing, and return False. Both runs must have sound entries.
         """
         mine, others = self.sound, after.sound
         assert mine is not None and others is not None
@@ -161,7 +161,7 @@ class SoundParts:
 
 
 class SoundReader:
-    """Finds the parts of a store that agree with each other. Not thread-safe."""
+    """Finds the runs whose entries in queues and index are all right. Not thread-safe."""
 
     def __init__(self, layout: StoreLayout, stretch_bytes: int = STRETCH_BYTES) -> None:
         self.layout = layout = with_entry_rules(layout)

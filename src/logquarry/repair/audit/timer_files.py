@@ -72,7 +72,7 @@ def timer_faults(layout: StoreLayout) -> Iterator[Finding]:
 
 def _wrong_sizes(layout: StoreLayout) -> Iterator[Finding]:
     """Yield the timer files with a wrong size. A broker does not start with such a file
-    (``TimerWheel``, ``MappedFileQueue.load``). Exception: it fills an empty wheel.
+    (``TimerWheel``, ``MappedFileQueue.load``). Exception: a broker fills an empty wheel.
     """
     for entry in layout.filesystem.list(""):
         if entry.name != timer.WHEEL or entry.is_dir:

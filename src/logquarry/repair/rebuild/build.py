@@ -78,7 +78,7 @@ def made_of(store: str, names: Iterable[str], config: StoreConfig) -> dict[str, 
 
 def read_note(note: Path) -> dict[str, Any]:
     """Return a note's entries by folder; {} if the file is missing, or empty after a power cut.
-    Raises UsageError for any other file.
+    Raises UsageError if the file is not a note.
     """
     try:
         found = json.loads(read_file(note) or b"{}")
@@ -224,7 +224,7 @@ class BuildJob:
         folder: parent folder of the new ``consumequeue/`` and ``index/``.
         log: the audit that reads the log. After the build, it has read the whole log.
         likely_end: physical offset near the log's end, for the progress.
-        old: the queues that are rebuilt, except batch queues and those with unusable files.
+        old: the old queues, except batch queues and queues with unusable files.
         batch: the builder of the batch queues; None to build no batch queues.
         rocksdb: the folder of RocksDB below ``folder``, if the store has its queues in RocksDB.
         place: moves the entries of frames with a harmed topic or queue id to their right queues.
@@ -418,7 +418,7 @@ def _rename(disk: Disk, folder: Path, to: Path) -> None:
 
 
 def remove_empty(*folders: Path) -> None:
-    """Remove those of the folders that are empty."""
+    """Remove the folders that are empty."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()

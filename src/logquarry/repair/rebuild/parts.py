@@ -1,6 +1,6 @@
 """Builds consume queues and index with Spark: each task reads a part of the log.
 
-1. Tasks read the runs of the log, and report the queue offsets and the number of keys in each
+1. Tasks read the runs of the log, and report the queue offsets and the number of keys of each run
    (:class:`FoundRun`). A run is a part of the log with only valid frames.
 2. The driver reads the rest of the log. It finds the frames with a harmed topic or queue id
    (:func:`find_harmed`), and the queues that tasks cannot write, because their queue offsets do not
@@ -40,7 +40,9 @@ T = TypeVar("T")
 Segments = list[tuple[int, int]]
 
 _MOST_SEGMENTS: Final = 1 << 10
-"""Maximum number of segments that a task reports for a queue; the driver writes larger ones."""
+"""Maximum number of segments that a task reports for a queue. The driver writes the queues that
+have more.
+"""
 _MOST_READ: Final = 1 << 18
 """Maximum number of frames to read in the search for harmed queue ids."""
 
@@ -301,8 +303,8 @@ def find_harmed(
         runs: all runs of the log, in the log's order.
 
     Returns:
-        Physical offset -> both queues of each such frame; and all queues that these frames name, or
-        to which they belong.
+        Two values. First: physical offset -> both queues, for each such frame. Second: the queues
+        that these frames name, and their right queues.
     """
     seen: dict[QueueKey, Segments] = {key: [] for key in old}
     for run in runs:

@@ -57,7 +57,7 @@ class BuiltQueue:
     """One queue during the build. All offsets are queue offsets.
 
     Attributes:
-        written: one past the last entry that is written to the files; :meth:`begin` if none is.
+        written: one past the last entry in the files; :meth:`begin` if they have no entry.
         restarts: number of times that the topic was deleted and created again.
         gaps: ranges (start, stop) without a message in the log, which get fillers.
         parts: entries that are not written yet, as (first queue offset, entries), in order.
@@ -159,7 +159,7 @@ class _Placing(RightOffsets):
 class QueueFiles(EntryFiles):
     """Builds the consume queues of one store.
 
-    ``old`` has the queues that are rebuilt, except those with unusable files.
+    ``old`` has the old queues, except queues with unusable files.
     """
 
     def __init__(

@@ -105,9 +105,9 @@ def rebuild(
     """Rebuild consume queues and index from the log.
 
     Args:
-        into: a folder for the new files, which has no queues and no index yet. Another process may
-            write to the store during the call. The rebuild then stops at the end that the log had
-            at the start of the call.
+        into: a folder without queues and index, for the new files. Another process may write to
+            the store during the call. The rebuild then stops at the end that the log had at the
+            start of the call.
         apply: whether to replace the store's own files, if ``into`` is None. The store is locked,
             and the old files are moved to quarantine.
         config: settings of the store; missing sizes are inferred from the files.
@@ -391,7 +391,7 @@ class _Rebuild:
         return LogAudit(layout, bounds), bounds.likely_end or layout.commit_log.end, old
 
     def _take_over(self, job: BuildJob, queues: QueueFiles) -> Iterator[QueueReport]:
-        """Keep the end of each old queue of which the log has no message any more. Otherwise, new
+        """Keep the end of each old queue that has no message in the log any more. Otherwise, new
         messages would begin at queue offset 0. Consumers have higher offsets, so they would skip
         these messages.
         """

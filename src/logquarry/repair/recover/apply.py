@@ -248,7 +248,7 @@ class _Work:
 
     def _find_mendings(self) -> None:
         """Collect and save the entries of lost messages, and of frames with a harmed queue id: a
-        later step cuts these entries off. Only they show the right queues.
+        later step cuts these entries off. Only these entries show the right queues.
         """
         layout = StoreLayout.open(self._root, self._config)
         files = OpenFiles(layout)

@@ -264,8 +264,8 @@ class JavaDispatch:
         """Dispatch the messages of a run (valid frames without a gap)."""
         requests = run.requests
         if self._config.enable_multi_dispatch:
-            # A queue has entries for the messages that name it, and for messages of other queues
-            # that multi-dispatch adds. All these entries must be in the order of the log.
+            # A queue has the entries of its own messages, and entries that multi-dispatch adds for
+            # messages of other queues. All these entries must be in the order of the log.
             data = window.data.data
             for position in run.rows[:, POSITION].tolist():
                 found = check_message(

@@ -78,7 +78,7 @@ class JavaLog:
 
     def first_normally(self, known: int, *, index_limit: int | None, check_crc: bool) -> int:
         """Return the number of the file at which a recovery after a clean shutdown begins.
-        ``known`` is the physical offset up to which the queues point. The first frame's store time
+        The queues point to messages up to physical offset ``known``. The first frame's store time
         must not be after ``index_limit``, if given.
         """
         if not self.rules.is_5:
@@ -128,7 +128,7 @@ class JavaLog:
         least: int,
     ) -> int:
         """Return the number of the last file whose first frame matches. If none of the last
-        ``most_files`` files matches, return the number of the first of these.
+        ``most_files`` files matches, return the number of the first file among them.
         """
         left = self.rules.most_files or 1
         for number in range(len(self.files) - 1, least, -1):

@@ -235,7 +235,7 @@ class JavaQueue:
         self._truncate(file.base + count * UNIT_SIZE)
 
     def _leading(self, file: JavaFile, start: int, limit: int) -> tuple[int, QueueEntry | None]:
-        """Return how many valid entries follow from number ``start`` on, and the last of them.
+        """Return the number of consecutive valid entries from ``start`` on, and the last entry.
         A valid entry has a positive size, and a physical offset from 0 to below ``limit``.
         """
         units = np.frombuffer(self.target.view(file.path), UNIT_DTYPE, self.file_size // UNIT_SIZE)

@@ -16,7 +16,7 @@ that were certainly on the disk. The code calls such messages *vouched for*:
 
 The user must consent to the loss (``accept_loss``) if log files are missing, or were replaced by
 files of another store: consumers would get the messages of the other store. The user must also
-consent if more than one such message is lost, unless these messages are a small share of the log.
+consent if two or more vouched-for messages are lost, except if they are a small share of the log.
 docs/recovery.md has a table of all cases.
 """
 
@@ -296,8 +296,8 @@ class LossSearch:
         for span in self._damage:
             lacking |= (starts < span.end) & (ends > span.offset)
         if self._durable is not None and self._is_closed:
-            # An earlier recovery has ended the log at the durable offset. So entries of later
-            # messages do not prove a loss.
+            # At the last shutdown or recovery, the log ended at the durable offset. So entries of
+            # later messages do not prove a loss.
             lacking &= starts < self._durable
         lacking &= ~np.isin(starts, list(self._never))
         return lacking & (starts >= self._start)
@@ -376,7 +376,7 @@ class LossSearch:
 
 
 def missing_files(layout: StoreLayout, end: int) -> Iterator[DamagedSpan]:
-    """Yield each part of the log between two files for which there is no file."""
+    """Yield the missing parts of the log between its files."""
     for file, following in pairwise(layout.commit_log.files):
         start = file.base + (layout.commit_log.file_size if file.size else 0)
         if start < following.base < end:

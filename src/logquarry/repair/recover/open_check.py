@@ -1,8 +1,9 @@
 """Checks whether a store can be opened for writing without a recovery. Changes nothing.
 
-To find the log's end, the check starts at the last message to which any queue points, and follows
-the frames as long as one begins where the previous one ends. If there are frames after this end,
-they are stale: an earlier truncation left them (docs/reliability.md, "Where the log ends").
+To find the log's end, the check starts at the durable offset, or, without one, at the last message
+to which a queue points. It follows the frames as long as each frame begins where the previous one
+ends. Frames after this end are stale: an earlier truncation left them (docs/reliability.md, "Where
+the log ends").
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ class StoreFound:
 
     @property
     def keeps_tails(self) -> bool:
-        """Whether the writer leaves the bytes after the ends as they are, as RocketMQ does."""
+        """Whether the writer leaves the bytes after the ends of log and queues as they are, as
+        RocketMQ does.
+        """
         return self.recovered is not None
 
 
@@ -313,7 +316,7 @@ def _is_store(root: Path) -> bool:
 
 
 def _check_sizes(layout: StoreLayout, config: StoreConfig, queues: Iterable[Queue]) -> None:
-    """Check for missing files and wrong sizes, as RocketMQ's ``load()`` does. Unlike RocketMQ,
+    """Check for missing files and wrong sizes, as RocketMQ's ``load()`` does. Unlike RocketMQ 4.9,
     accept an empty last file. Raises NeedsRecovery, or WrongEntry for a pipe or a broken link.
     """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]

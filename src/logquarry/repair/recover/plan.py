@@ -53,11 +53,13 @@ class StepKind(Enum):
     BUILD_INDEX = "build_index"
     """Add the missing keys to the index."""
     WRITE_CHECKPOINT = "write_checkpoint"
-    """Write a new checkpoint: the old one is missing, cannot be read, or covers lost messages."""
+    """Write a new checkpoint: the old one is missing, cannot be read, covers lost messages, or has
+    a harmed offset.
+    """
     NOTE_DAMAGE = "note_damage"
     """Record the places of the log's damage in a file, so that readers skip them."""
     REMOVE = "remove"
-    """Delete the file ``abort``. For later readers, the store was then shut down cleanly."""
+    """Delete the file ``abort``. Later readers then treat the store as shut down cleanly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,7 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
         if end >= had:
             action, reason = QueueAction.KEEP, ""
             if found.ends_empty:
-                # RocketMQ would treat the zeros at its start as an entry.
+                # RocketMQ would treat the zeros at the file's start as an entry.
                 action, reason = QueueAction.CUT, "its last file is empty"
             return QueuePlan(found.key, action, end, had, end, None, reason, bridges=found.bridges)
         keep = end
@@ -245,7 +247,7 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
 
 # Only entries show that a lost message, or a frame with a harmed queue id, belongs to a queue. So a
 # recovery saves such entries before it cuts the queue. If the recovery is interrupted, the next
-# recovery needs no fillers for them.
+# recovery reads the saved entries, and needs no fillers in their place.
 def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
     """Return the entries that an interrupted recovery saved; {} if the file is missing or bad."""
     found: dict[QueueKey, dict[int, QueueEntry]] = {}

@@ -72,7 +72,9 @@ class ReplacedFiles:
         return self._frames_of(dict.fromkeys(self._queues, 0))
 
     def _frames_of(self, starts: Mapping[QueueKey, int]) -> Frames:
-        """Return the lost frames of some queues, each from a queue offset on."""
+        """Return the lost frames of the queues in ``starts``. Each value is the queue offset at
+        which to begin.
+        """
         found = [_NONE]
         for queue in self._all:
             key = queue.key
@@ -91,7 +93,7 @@ class ReplacedFiles:
         """Whether the log file that begins at ``base`` has only messages of another store.
 
         The queues then have none of the checked frames. Frames of queues that do not exist decide
-        only if there are no other frames: they may also be messages of a deleted topic.
+        only if there are no other frames: such frames may be messages of a deleted topic.
         """
         has_queue = {True: Counter[bool](), False: Counter[bool]()}
         stop = base + self._log.file_size
@@ -105,7 +107,7 @@ class ReplacedFiles:
         return found[False] > 0 and not found[True]
 
     def _differing(self) -> Mapping[QueueKey, int]:
-        """Return queue -> 0 for each queue of which a probed entry points to no frame."""
+        """Return queue -> 0 for each queue with a probed entry that points to no frame."""
         keys: list[QueueKey] = []
         parts = [_NONE]
         for key, units in self._probes():

@@ -90,7 +90,7 @@ def apply_rocketmq(
     """Apply a plan and sync all changes; return the plan that was carried out.
 
     The caller must hold the lock, and must have created ``abort``. ``is_clean`` is whether the
-    store was shut down cleanly, so that it had no ``abort`` before; None means that it had one.
+    store had no ``abort`` before, because it was shut down cleanly. None means that it had one.
 
     Raises:
         StoreUnavailable: if the plan is refused, or the disk fails.
@@ -233,7 +233,7 @@ class _Recovery:
             self._checkpoint_file.close()
 
     def _run(self) -> None:
-        """Do what ``load()`` does, and those parts of ``start()`` that change files."""
+        """Do what ``load()`` does, and the parts of ``start()`` that change files."""
         config, target = self.config, self._target
         log_size, queue_size = config.mapped_file_size_commit_log, config.queue_file_size
         assert log_size is not None and queue_size is not None

@@ -381,7 +381,8 @@ def sync_files(
 ) -> None:
     """Sync the files of a store and their names.
 
-    ``rewrite`` has two physical offsets. The bytes of the log between them are first written again.
+    Before the sync, the bytes of the log between the two physical offsets ``rewrite`` are written
+    again.
     """
     for part in (*log, *parts):
         again = rewrite if part in log else (0, 0)
@@ -395,8 +396,8 @@ def sync_files(
 
 
 def _refuse(disk: Disk, folder: Path, error: OSError) -> None:
-    # This user may list all folders of the store. So ignore a folder that this user may not list,
-    # for example lost+found.
+    # Ignore a folder that the user may not list, for example lost+found. The user can list every
+    # folder that belongs to the store.
     if not isinstance(error, PermissionError):
         raise disk.refused(folder, error) from error
 

@@ -1,6 +1,6 @@
 """Finds what a damaged log has lost: the damaged parts, their messages, and harmed queue offsets.
 
-No CRC covers the queue offset in a frame. So damage can change the queue offset, and the frame
+BODYCRC does not cover the queue offset in a frame. So damage can change it, and the frame
 still seems valid. A queue offset is called *harmed* if damage changed it. It then does not fit
 between the queue offsets of the neighbouring messages. If salvage used it, the topic would seem to
 be deleted and created again, or billions of messages would seem to be missing.
@@ -36,7 +36,7 @@ IsQueued = Callable[[int, int], bool]
 
 @dataclass(slots=True)
 class _Break:
-    """A message whose queue offset is not one more than that of the queue's previous message."""
+    """A message whose queue offset does not follow that of the queue's previous message."""
 
     place: int
     offset: int
@@ -206,8 +206,8 @@ def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
     A queue offset that is higher than expected is harmed if the gap is too large (``is_far``). For
     a lower queue offset, the old queue decides. The queue offset is harmed if the old queue has the
     message at the expected queue offset, and right if the old queue has the message at this queue
-    offset. If neither is true, the queue offset is harmed unless it is 0: a topic that was created
-    again begins at 0.
+    offset. Otherwise, queue offset 0 is right, because a topic that was created again begins at 0,
+    and any other queue offset is harmed.
     """
     if here.offset > here.before:
         return here.is_far
@@ -226,7 +226,7 @@ def _is_stray(here: _Break, behind: int, is_queued: IsQueued) -> bool:
 
 
 def _is_harmed(here: _Break, behind: int, is_queued: IsQueued) -> bool:
-    """Whether a queue offset does not fit between those of the previous and the next message.
+    """Whether a queue offset is harmed: it does not fit between the neighbouring queue offsets.
     ``behind`` is the queue offset of the next message.
     A lower offset is right if the old queue has the message there: the topic was created again.
     """
@@ -336,12 +336,12 @@ def misnamed_messages(
     queues: Mapping[QueueKey, QueueStory],
     is_saved: Callable[[Int64], Bools],
 ) -> list[LostSpan]:
-    """Find messages whose frames name the wrong queue, because damage has changed the topic or the
-    queue id, or no queue, because damage has changed the transaction type. Salvage saves such a
-    message in the wrong queue, or in no queue.
+    """Find messages whose frames name the wrong queue or no queue, because damage has changed the
+    topic, the queue id or the transaction type. Salvage saves such a message in the wrong queue, or
+    in no queue.
 
-    The frame counts as damaged if all of these conditions are true. Because of them, the function
-    reports neither swapped queue files nor entries of truncated messages:
+    The frame counts as damaged if all of these conditions are true. The conditions exclude swapped
+    queue files and entries of truncated messages:
 
     - A queue has an entry that points to the frame, and has the frame's size and queue offset. But
       the frame names another queue. Or it names this queue, but is a half message or a rollback,
@@ -397,8 +397,8 @@ def misnamed_messages(
 def stray_messages(
     layout: StoreLayout, queues: Mapping[QueueKey, QueueStory]
 ) -> Iterator[LostSpan]:
-    """Yield the messages that have no place in the queue that their frames name. The new log has
-    these messages, but no queue has them.
+    """Yield the messages without a place in the queue that their frames name. The new log has these
+    messages, but no queue has them.
     """
     for key, story in sorted(queues.items()):
         for place, offset in sorted(story.strays.items()):
@@ -432,7 +432,7 @@ def merged(ranges: list[Range]) -> list[Range]:
 
 
 def ranges_of(offsets: Int64) -> list[Range]:
-    """Return the ranges that contain exactly the given offsets, which may be in any order."""
+    """Return the ranges that contain exactly the given offsets. Their order does not matter."""
     if not len(offsets):
         return []
     ordered = np.unique(offsets)
@@ -440,8 +440,8 @@ def ranges_of(offsets: Int64) -> list[Range]:
 
 
 # ------------------------------------------------------------------------------------- store times
-# RocketMQ searches a queue by time as if store times never decreased. But no CRC covers them, and a
-# clock can be set back.
+# RocketMQ searches a queue by time as if store times never decreased. But BODYCRC does not cover
+# store times, and a clock can be set back.
 class StoreTimes:
     """Finds wrong store times, and their new values. Messages are added in the order of the new
     log.

@@ -243,7 +243,7 @@ class _Planner:
         bounds = find_bounds(layout, queues, ignores_cut=True)
         queued = bounds.queued
         if not self._log.files:
-            # Without log files, no entry is too far after the log to be valid: use all entries.
+            # Without log files, an entry cannot be too far after the log's end: use all entries.
             queued = max((queue.last_physical_end or 0 for queue in queues), default=None)
         # If a queue has an entry, its message was once in the log, even if the store crashed later.
         self._known_end = max(bounds.durable or 0, queued or 0)
@@ -344,7 +344,7 @@ class _Planner:
                     notes = self._notes.get(key)
                     offset = int(part.offsets[0])
                     if notes is not None and offset < notes.next:
-                        # This offset may be in use: take the first free one.
+                        # This queue offset may be in use: use the queue's next one.
                         offset = notes.next
                         self._plan.queue_offsets[one.start] = offset
                         self._plan.stale.moved += 1
@@ -436,7 +436,8 @@ def _note(
     harmed: Mapping[int, Moved],
 ) -> None:
     """Add the entries of some frames to the notes of their queues. ``harmed`` has the queues
-    of each frame with a harmed topic or queue id: in its right queue, it is no multi-dispatch copy.
+    of each frame with a harmed topic or queue id. In its right queue, such a frame is no
+    multi-dispatch copy.
     """
     numbers: dict[str, int] = {}
     # Different bytes can be decoded to the same name.

@@ -64,7 +64,7 @@ _LOST: Final = {
     names.CONTROLLER: "the epochs of the controller: the new store begins as one without them",
     names.UNKNOWN: "not known to be a part of a store; copy them if you need them",
 }
-"""Feature -> what the new store lacks because the feature's files are not copied, as text."""
+"""Feature -> what the new store lacks, or has in another form, as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def salvage(
     Args:
         path: folder or URL of the damaged store.
         into: the folder of the new store, empty or missing. If it is None, nothing is written, and
-            the result shows the messages that can be saved and those that are lost.
+            the result shows which messages can be saved.
         include_stale: whether to also save valid frames after the log's end, which an earlier
             truncation left there. They become the last messages of the new log.
         config: settings of the store; missing sizes are inferred from the files.
@@ -181,8 +181,8 @@ def salvage(
             manager. The context manager gives the function to call with this part's progress.
 
     Returns:
-        The result: ``plan`` has the saved messages and the losses, ``is_whole`` is true if nothing
-        is lost.
+        The result. Its ``plan`` has the saved messages and the losses. ``is_whole`` is true if the
+        new store has all messages and all other files.
 
     Raises:
         StoreNotFound: if there is no store.

@@ -1,7 +1,7 @@
 """Makes the new store of a salvage: its folder, its log and its other files.
 
-:class:`LogWriter` copies the frames. It changes only PHYSICALOFFSET, PREPAREDTRANSACTIONOFFSET,
-STORETIMESTAMP, QUEUEOFFSET, and the property CRC, each if it is necessary.
+:class:`LogWriter` copies the frames. If necessary, it changes PHYSICALOFFSET, QUEUEOFFSET, QUEUEID,
+the topic, STORETIMESTAMP, PREPAREDTRANSACTIONOFFSET and the property CRC, but nothing else.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def why_not_empty(into: Path) -> str | None:
 
 
 def _saved_store(into: Path) -> str | None:
-    """Return which store a salvage copied into a folder; None if the folder has no report of it."""
+    """Return the store that a salvage copied into a folder; None if the folder has no report."""
     try:
         return str(json.loads(read_file(into / SIDECAR / REPORT))["store"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -251,7 +251,7 @@ def settle(location: str, into: Path) -> bool:
 
 
 def undo_or_finish(into: Path) -> bool:
-    """Finish an interrupted salvage and return True, or remove the incomplete files."""
+    """Finish a salvage and return True; if it is incomplete, remove its files and return False."""
     work = into / SALVAGE
     if work.is_dir():
         if any(work.iterdir()) or not (into / SIDECAR / REPORT).is_file():

@@ -91,8 +91,8 @@ def decoder_for(
 ) -> BodyDecoder | None:
     """Make the decoder; return None if its schema is still unknown.
 
-    For JSON bodies without a schema, the messages of `tasks` determine the schema. It stays unknown
-    if there are no messages.
+    For JSON bodies without a schema, the messages of `tasks` determine the schema. If there are no
+    messages, the schema stays unknown.
 
     Args:
         known: type of the column ``value`` of the table; None if the table does not exist.

@@ -48,8 +48,8 @@ from logquarry.spark.tasks import ReadTask
 from logquarry.systems import held
 
 QUIET_BYTES: Final = 256 << 20
-"""If this many bytes of log contain no message for the table, the export commits their end as the
-new offset, without adding files. A restart then does not read these bytes again.
+"""If more than this many bytes of log contain no message for the table, the export commits their
+end as the new offset, without adding files. A restart then does not read these bytes again.
 """
 
 Work = Callable[[ReadTask], TableResult]
@@ -367,7 +367,7 @@ def _store(location: str) -> str:
 
 
 def _forward(marks: Marks, before: Marks) -> dict[str, int]:
-    """For each mark, return the larger of both values.
+    """Return each mark with the larger of its new and its earlier value.
 
     The dead letters are committed first. After a crash between the two commits, the marks of the
     dead letters are larger than the marks of the messages. The next export must not lower them.

@@ -384,7 +384,7 @@ def _marks_text(snapshot: Snapshot) -> str | None:
 
 
 def _is_first(table: IcebergTable, snapshot: Snapshot) -> bool:
-    """Return whether a snapshot was already created without a parent.
+    """Return whether a snapshot never had a parent.
 
     This holds for the first snapshot of a table, and for the first one after the table was replaced
     (``CREATE OR REPLACE TABLE``). Other snapshots can have lost their parent: when pyiceberg

@@ -56,8 +56,8 @@ def document(own: Mapping[str, Any], start: Mapping[str, Any], dead_letters: str
 
     Args:
         own: the options that must stay the same; the result of :func:`identity`.
-        start: start time and start queue offsets of the first export. Later exports use the same.
-            The physical offsets of the brokers are not part of it.
+        start: start time and start queue offsets of the first export, without the physical offsets
+            of the brokers. Later exports use the same start.
         dead_letters: name of the table of dead letters; None if there is none.
     """
     found = {"version": _VERSION, **own, "start": dict(start), "dead_letters": dead_letters}
@@ -302,8 +302,8 @@ class Table(Protocol):
 
         Args:
             marks: new values.
-            before: for each mark in ``marks`` that the table already has, the value that the table
-                must have now.
+            before: the present values that the caller expects of the marks that the table already
+                has.
 
         Raises:
             StoreUnavailable: if a mark differs from `before`; the table then stays unchanged.

@@ -379,7 +379,8 @@ class Run:
     def _is_ours(self, document: Mapping[str, Any]) -> bool:
         """Return whether an export into this table wrote the note.
 
-        The caller removes the files that a note lists. So it must skip the notes of other tables.
+        The caller removes the files of the run that wrote the note. So it must skip the notes of
+        exports into other tables.
         """
         table = self._tables[0]
         table_id = document.get("id")
