@@ -119,6 +119,7 @@ def test_a_cell_of_the_matrix_that_cannot_be_installed_is_skipped_only_if_allowe
     monkeypatch.setattr(spark_matrix.Cell, "make", lambda *_: True)
     monkeypatch.setattr(spark_matrix.Cell, "test", lambda self: False)
     assert spark_matrix.main(["--skip-unavailable", "3.5"]) == 1
+    assert spark_matrix.main(["--only-install", "3.5"]) == 0
 
 
 @pytest.mark.slow

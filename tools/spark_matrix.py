@@ -7,7 +7,7 @@ Each cell has a virtual environment below `.matrix/`, or below the folder in MAT
 machine lacks the Python of a cell, the cell is skipped, and the summary names the cell. An argument
 such as `3.5` or `4.3-py3.13` selects the cells whose names begin with it. With
 `--skip-unavailable`, a cell is also skipped if pip cannot install its packages, for example without
-a network.
+a network. With `--only-install`, the environments are made, and no test runs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CELLS = ("3.5-py3.11", "4.0-py3.11", "4.0-py3.12", "4.1-py3.12", "4.2-py3.13", "4.3-py3.13")
-# PySpark 3.5 imports distutils, which setuptools provides on newer Pythons.
 SKIP = "--skip-unavailable"
+ONLY_INSTALL = "--only-install"
 MOST_SECONDS = 1800
 """Maximum seconds to install a cell, and maximum seconds to test a cell."""
 MOST_SECONDS_OF_CI = 240
 """Maximum seconds to install a cell with `--skip-unavailable`: a slow network must not stop CI."""
+# PySpark 3.5 imports distutils, which setuptools provides on newer Pythons.
 TOOLS = ("pytest>=9", "pytest-timeout>=2.4", "hypothesis", "setuptools<81", "zstandard")
 
 
@@ -141,7 +142,8 @@ def find_python(version: str) -> str | None:
 def main(names: list[str]) -> int:
     """Run the cells whose names begin with one of `names`, or all; return the exit code."""
     may_skip = SKIP in names
-    names = [name for name in names if name != SKIP]
+    only_install = ONLY_INSTALL in names
+    names = [name for name in names if name not in (SKIP, ONLY_INSTALL)]
     chosen = [Cell(c) for c in CELLS if not names or any(c.startswith(name) for name in names)]
     if not chosen:
         print(f"no such cell; there are: {', '.join(CELLS)}", file=sys.stderr)
@@ -159,7 +161,7 @@ def main(names: list[str]) -> int:
         if not passed and may_skip:
             told.append(f"{cell.name}: skipped, its packages could not be installed")
             continue
-        passed = passed and cell.test()
+        passed = passed and (only_install or cell.test())
         failed |= not passed
         ended = time.monotonic()
         told.append(
