@@ -73,7 +73,7 @@ class LogFeed:
         return self.dispatcher.offset
 
     def select(self, offset: int, most: int | None = None) -> memoryview | None:
-        """Return at most ``most`` bytes from an offset on, up to the end of the log or of its file.
+        """Return at most ``most`` bytes from an offset on, up to the end of the log or of the file.
 
         Return None if the log has no byte at the offset. The caller must hold the view as long as
         it uses the bytes.
@@ -110,7 +110,7 @@ class LogFeed:
         """State that all frames before an offset are whole, and wake the dispatcher.
 
         After this call, the store dispatches only frames before this offset, and keeps only these
-        when it is opened again.
+        frames when it is opened again.
         """
         self.dispatcher.limit = offset
         self.growth.wake()
