@@ -229,7 +229,7 @@ class CorruptFrame(CorruptStore):
 
 
 class CorruptFile(CorruptStore):
-    """Damage in a queue file, an index file, the checkpoint or a configuration file."""
+    """Damage in a file outside the commit log, or a file with a wrong name or size."""
 
 
 class MisnamedFile(CorruptFile):

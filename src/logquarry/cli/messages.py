@@ -62,8 +62,8 @@ def messages(
     If you pass several filters, a message is printed only if it passes all of them. STORE is a
     folder or a URL. A broker may have the store open.
 
-    The exit code is 1 if --offset or --id finds no message, or if damage ends the command, else 0.
-    Damage ends the command only with --on-damage fail, or without --on-damage.
+    The exit code is 1 if --offset or --id finds no message, or if damage makes the command fail,
+    else 0. Damage makes the command fail only with --on-damage fail, or without --on-damage.
 
     Example: logquarry messages /data/store --topic orders --limit 5
     """
@@ -192,7 +192,7 @@ class MessageReader:
     The reader uses the store's delay levels, and its limit for decompressed bodies.
 
     Attributes:
-        damage: the damage that the reader skipped, and the messages whose bodies it could not
+        damage: the damage that the reader has found, and the messages whose bodies it could not
             decompress.
     """
 

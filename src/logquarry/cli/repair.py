@@ -64,8 +64,8 @@ def recover(
 ) -> None:
     """Show or make the repairs that a store needs after a crash.
 
-    Without --apply, recover prints the steps and changes nothing. The only file of the store that
-    recover deletes is abort; it moves bad files to STORE/.logquarry/quarantine/. Stop the broker
+    Without --apply, recover prints the steps and changes nothing. recover deletes abort, and files
+    that contain only zeros; it moves bad files to STORE/.logquarry/quarantine/. Stop the broker
     first: no process may have the store open.
 
     Exit code 0 if there is nothing to do, or all steps are done; 1 if there are steps to do and

@@ -455,8 +455,8 @@ class Disk:
         return self.health.poison(f"{path}: {what}: {error.strerror or error}")
 
     def _discard(self, descriptor: int, path: Path) -> None:
-        """Delete a file for which not all blocks could be allocated. With such a file, the store
-        could not be opened.
+        """Delete a file that could not be completed. With such a file, the store could not be
+        opened.
 
         If the deletion fails too, the method poisons the store, so that the next opening recovers
         the store.

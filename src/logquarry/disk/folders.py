@@ -1,6 +1,6 @@
 """The folders of a store: locks, hard links that protect files, the folder of each new log file.
 
-A lock of a folder needs no lock file, and ends when its process ends.
+A lock of a folder needs no lock file, and ends with the process that holds it.
 
 A RocketMQ broker cannot run on a store that logquarry has locked. But a broker that is started on
 such a store tries to take the lock only after its own recovery, and this recovery deletes files
@@ -129,7 +129,7 @@ def is_lockable(root: Path) -> bool:
 
 
 def held_by(root: Path) -> str:
-    """Return which program has a store open whose lock is held, and what to do, as text."""
+    """Return, as text, which program holds a store's lock, and what to do."""
     with lock_file(root / LOCK) as is_ours:
         if not is_ours:
             return "the store is open in another program: stop that program first"

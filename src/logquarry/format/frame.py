@@ -298,7 +298,7 @@ def decode_at(
 
     Args:
         base: the physical offset of ``data[0]``.
-        end: index in ``data`` at which the file ends (default: its length).
+        end: index in ``data`` at which the file ends (default: the length of ``data``).
         check_crc: whether to compare the CRC of the body with BODYCRC. Like Java, the function
             never does this for an empty body.
     """

@@ -291,13 +291,13 @@ message of its batch.
 
 @dataclass(slots=True)
 class DamageLog:
-    """The damage that a read skipped, in the order of the log."""
+    """The damage that a read has found, in the order of the log."""
 
     spans: list[DamagedSpan] = field(default_factory=list)
 
     @property
     def length(self) -> int:
-        """Number of skipped bytes."""
+        """Number of damaged bytes."""
         return sum(span.length for span in self.spans)
 
 

@@ -250,7 +250,7 @@ class ExactProperties:
         self._rows += rows.num_rows
 
     def add_listed(self, listed: tuple[Int64, pa.Array] | None, count: int) -> None:
-        """Add the ``count`` rows of another file, with the result of :func:`read_exact` for it."""
+        """Add ``count`` rows of another file. ``listed`` is :func:`read_exact` of this file."""
         if listed is not None and len(listed[0]):
             rows, values = listed
             self._list(rows + self._rows, values)

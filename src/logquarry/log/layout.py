@@ -135,8 +135,8 @@ class StoreLayout:
     def by_content(self, *, shows_lost_head: bool = True) -> StoreLayout:
         """Make a layout that determines the offset of each log file from its frames, not its name.
 
-        Only verify, recover and salvage use such a layout. With ``shows_lost_head``, the layout
-        lists one empty file in place of the log's lost first files, if there are any.
+        Verify, the repairs and the opening for writing use such a layout. With ``shows_lost_head``,
+        the layout lists one empty file in place of the log's lost first files, if there are any.
         """
         other = copy.copy(self)
         other._goes_by_names = False

@@ -71,9 +71,9 @@ def path_or_url(location: str) -> str:
     """Return the path of a ``file:`` URL (``file:/x``, ``file:///x``, ``file://localhost/x``), or
     the location unchanged.
 
-    Raises UsageError for a ``file:`` URL of another host or without a path (unless the working
-    folder has a folder with the host's name), and if a URL lacks a slash, as in ``s3:/x``: the text
-    would otherwise be used as a path in a folder ``HOST`` or ``s3:``.
+    Raises UsageError for a ``file:`` URL of another host or without a path, and for a URL that
+    lacks a slash, as in ``s3:/x``. Otherwise the text would be used as a path in a folder ``HOST``
+    or ``s3:``. If the working folder has a folder of this name, there is no error.
     """
     scheme, colon, rest = location.partition(":")
     is_url = colon and scheme.lower() in _SCHEMES and not rest.startswith("//")

@@ -102,7 +102,7 @@ class Feature:
 class StoreFeatures:
     """The features of a store, in a fixed order.
 
-    ``queue_kinds`` has no topics whose kind of queue is unknown. ``unknown`` lists the files and
+    ``queue_kinds`` has only topics whose kind of queue is known. ``unknown`` lists the files and
     folders, in the root and in ``config/``, that no version known to logquarry writes.
     """
 

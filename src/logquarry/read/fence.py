@@ -1,9 +1,9 @@
 """Refuses calls that would harm a store because logquarry cannot maintain one of its features.
 
-Each call that changes a store first calls :func:`require`, before it writes even the lock file or
-``abort``. :data:`_REFUSED` lists the refused combinations of feature and action. Every other
-combination was tested: after the call, a real broker served every message of the store
-(docs/rocketmq-5.md).
+Each call that changes a store first calls :func:`require` or :func:`refusal`, before it writes even
+the lock file or ``abort``. :data:`_REFUSED` lists the refused combinations of feature and action.
+Multi-dispatch is refused only if the configuration switches it off. Every other combination was
+tested: after the call, a real broker served every message of the store (docs/rocketmq-5.md).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _REFUSED: Final = {
     names.DLEDGER: _EACH,
 }
 """Feature -> the forbidden actions. If logquarry does not find some part of the log, all actions
-are forbidden (:mod:`logquarry.log.log_place`).
+except SALVAGE are forbidden (:mod:`logquarry.log.log_place`).
 """
 
 _HARM: Final = {

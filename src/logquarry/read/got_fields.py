@@ -112,7 +112,7 @@ def _find_rows(frames: bytes, count: int) -> bytes:
 def make_messages(
     kind: type[GotFields], messages: GotBlock, tags_of: Callable[[Any], str | None]
 ) -> tuple[Any, ...]:
-    """The messages of a get.
+    """Make the messages of a get.
 
     Args:
         kind: the class of the messages, a subclass of :class:`GotFields`.

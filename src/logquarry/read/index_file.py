@@ -1,9 +1,9 @@
 """Reads index files (``IndexFile``): their headers, their entries and the messages that the entries
 point to. Also infers the shape of a file, its numbers of slots and entries.
 
-The entries with one slot form a chain, from the newest to the oldest. A query follows a chain only
-to older entries, so it ends even if a pointer is damaged. A read raises no error for damaged bytes.
-If a file is too short, the entries after its end count as missing.
+The entries of a slot form a chain, from the newest to the oldest. A query follows a chain only to
+older entries, so it ends even if a pointer is damaged. A read raises no error for damaged bytes. If
+a file is too short, the entries after its end count as missing.
 """
 
 from __future__ import annotations
@@ -332,15 +332,15 @@ def _hashes(topic: str, key: str) -> tuple[int, int]:
 LARGEST_MESSAGE: Final = 64 << 20
 _ENTRIES_AT_ONCE: Final = 1 << 20
 _LEAST_APART: Final = 2
-"""If the last message in the index is one file or more after the log's last file, other messages in
-the index must be after this file too: at least this number in total. Otherwise the index is
-ignored, because a single such entry may be damaged.
+"""If the last message in the index starts a file or more after the log's end, at least this number
+of messages in the index must start after the log's end. Otherwise the index is ignored, because a
+single such entry may be damaged.
 """
 
 
 def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
-    """Return the last message in the index, in the form of a queue entry. Return None if it starts
-    before the physical offset ``least``.
+    """Return the last message in the index, in the form of a queue entry. Return None if this
+    message starts before the physical offset ``least``.
 
     The result is also None if the entries of the index file contradict its header, because the file
     is then damaged.

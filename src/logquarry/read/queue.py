@@ -99,7 +99,7 @@ class Queue(ABC):
 
     @abstractmethod
     def segments(self) -> Iterator[QueueSegment]:
-        """Yield a segment for each file of the queue, in order, even if the file is empty."""
+        """Yield a segment for each file, in order. Only a consume queue has empty segments."""
 
     @abstractmethod
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
@@ -330,7 +330,7 @@ class FileQueue(Queue):
 
     @property
     def entry_end(self) -> int:
-        """The position after the last written entry, counted in entries from position 0."""
+        """The position after the last written entry, in entries after the queue's start."""
         if not self.files:
             return 0
         index, count = self._tail_position()

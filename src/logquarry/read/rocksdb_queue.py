@@ -287,7 +287,7 @@ class RocksQueue(Queue):
         queues.
 
         Large gaps are skipped, so that a damaged bound cannot cause a nearly endless number of
-        empty segments.
+        segments.
         """
         at, stop = self.bounds()
         while at < stop:

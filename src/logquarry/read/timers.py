@@ -3,7 +3,7 @@ them, from the timer wheel.
 
 A timer message waits in the topic ``rmq_sys_wheel_timer`` until its time. The log and the queue of
 this topic show which messages wait, even if the timer's own files are older than the log. Of the
-timer's own files, only ``config/timercheck`` is read::
+timer's own files, the search reads only ``config/timercheck``::
 
     queue of rmq_sys_wheel_timer    a  b  c  d  e  f
                                              ^ timercheck.queue_offset: a, b and c are in the wheel

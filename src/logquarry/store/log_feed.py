@@ -22,8 +22,8 @@ class LogFeed:
 
     Bytes that were copied from another store's log may end inside a frame. So the caller passes an
     offset to :meth:`vouch` after it has checked that all frames before this offset are whole. The
-    store dispatches only frames before this offset. The next opening of the store keeps only these
-    frames.
+    store dispatches only frames before this offset. When it is closed, it removes the bytes after
+    this offset.
     """
 
     files: StoreFiles
@@ -73,7 +73,7 @@ class LogFeed:
         return self.dispatcher.offset
 
     def select(self, offset: int, most: int | None = None) -> memoryview | None:
-        """Return at most ``most`` bytes from an offset on, up to the end of the log or of its file.
+        """Return at most ``most`` bytes from an offset on, up to the end of the log or of the file.
 
         Return None if the log has no byte at the offset. The caller must hold the view as long as
         it uses the bytes.
@@ -109,8 +109,8 @@ class LogFeed:
     def vouch(self, offset: int) -> None:
         """State that all frames before an offset are whole, and wake the dispatcher.
 
-        After this call, the store dispatches only frames before this offset, and keeps only these
-        when it is opened again.
+        After this call, the store dispatches only frames before this offset, and removes the bytes
+        after it when it is closed.
         """
         self.dispatcher.limit = offset
         self.growth.wake()

@@ -144,8 +144,7 @@ class LogReads(ABC):
         return b"".join(parts)
 
     def roll_next_file(self, physical_offset: int) -> int:
-        """Return the start of the log file that follows a physical offset's file
-        (``rollNextFile``).
+        """Return where the next log file after a physical offset starts (``rollNextFile``).
 
         The log need not have this next file yet.
         """

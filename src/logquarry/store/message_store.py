@@ -107,8 +107,8 @@ class MessageStore(StoreReads):
                 name).
             storage_options: options of the file system, if ``path`` is a URL.
             accept_loss: if opening with ``"rw"`` needs a recovery, the number of message bytes that
-                it may lose. Without this argument, a recovery may lose only a small share of the
-                messages on the disk.
+                the recovery may lose. Without this argument, a recovery may lose only a small share
+                of the messages on the disk.
 
         Raises:
             StoreNotFound: if there is no store at ``path``, or, with ``"rw"``, if the folder
@@ -117,7 +117,7 @@ class MessageStore(StoreReads):
                 uses an unsupported feature, and writing would harm the store.
             StoreUnavailable: if another process has the store open for writing, or if the store
                 needs a recovery that this method cannot do.
-            LossRefused: if the recovery would lose more than ``accept_loss`` allows.
+            LossRefused: if the recovery would lose more than is allowed (``accept_loss``).
         """
         arguments.choice(mode, "mode", ("r", "rw"))
         broker = arguments.optional(arguments.text, broker, "broker")

@@ -281,7 +281,7 @@ def _count(
 
 # ------------------------------------------------------------------------------------ the rest
 def _times(store: StoreReads, queues: list[Queue]) -> tuple[int | None, int | None]:
-    """Return the store times of the log's first and last message, each None if it is unreadable."""
+    """Return the store times of the log's first and last queued message; None if unreadable."""
     log = CommitLog(store.layout)
     entries = [entry for queue in queues if (entry := queue.last_entry) is not None]
     ends = [entry.physical_offset for entry in entries if entry.physical_offset < store.max_offset]

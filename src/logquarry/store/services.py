@@ -196,7 +196,7 @@ class Services:
             return Transaction(self.transactions, message, group)
 
     def check_transactions(self, listener: Listener) -> CheckReport:
-        """Run one check now, which asks about the open transactions that are old enough."""
+        """Run one check now: ask ``listener`` about the open transactions that are old enough."""
         arguments.function(listener, "listener")
         checks = self.checks
         self._wait_dispatched()

@@ -24,7 +24,8 @@ _MS: Final = 1_000
 
 
 class Rates(NamedTuple):
-    """Averages per second over the last 10, 60 and 600 seconds, or since the store was opened."""
+    """Averages per second over the last 10, 60 and 600 seconds, or since the opening if it was
+    later."""
 
     last_10_s: float
     last_60_s: float

@@ -83,7 +83,7 @@ _PATIENCE_SECONDS: Final = 600.0
 class StoreEngine:
     """Holds the parts that write one store (``DefaultMessageStore.load``, ``start``, ``shutdown``).
 
-    If opening needs a recovery, it may lose at most ``accept_loss`` bytes of messages; None allows
+    A recovery during the opening may lose at most ``accept_loss`` bytes of messages; None allows
     only a small share. The constructor raises the errors of
     :meth:`~logquarry.store.message_store.MessageStore.open`. It also raises CorruptStore if a file
     violates the format.

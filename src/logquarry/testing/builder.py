@@ -52,7 +52,7 @@ class StoreBuilder:
         (root / COMMIT_LOG).mkdir(parents=True)
 
     def append(self, item: frame.Frame) -> frame.Frame:
-        """Write one frame; return the frame with its offsets, queue offset and CRC.
+        """Write one frame; return the frame with its physical offset, queue offset and CRC.
 
         Raises:
             ValueError: if the frame does not fit into a file.

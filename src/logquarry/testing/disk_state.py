@@ -38,7 +38,7 @@ CALLS: Final = (
     | CHANGES
     | frozenset({"list", "is_linked", "is_named", "next_data"})
 )
-"""The names of all disk calls."""
+"""The names of the disk calls that a faulty disk counts."""
 
 HALVES: Final = frozenset({"write", "read", "allocate"})
 """Calls that can do only half of their work (:data:`SHORT`)."""

@@ -308,7 +308,10 @@ class ModelStore:
                 )
 
     def mark(self) -> Mark:
-        """Return an immutable copy of the model's state; it is cheap to copy at each disk call."""
+        """Return an immutable copy of the model's state.
+
+        The copy is cheap: a test can make one at each disk call.
+        """
         if self._mark is None:
             present = [put for put in self.puts if put.body not in self.absent]
             self._mark = Mark(

@@ -11,10 +11,9 @@ same bytes as the reference (tests/property/test_put_path_twins.py):
 The reference can put any message or batch. :meth:`CommitLogWriter.put_common` returns None, and
 changes nothing, in these cases:
 
-- The message has a delay, the property WAIT or further queues.
+- The message has a delay, the property WAIT or further queues, or its body is no ``bytes`` object.
 - The message must be refused.
-- The store has dialect 3.1.
-- The last file has no room.
+- The store has dialect 3.1 or property CRCs.
 
 If this module is compiled, :meth:`CommitLogWriter.put_common_batch` puts common batches, and
 ``elapsed_ms`` is measured with a clock that advances only every 1 to 4 ms. If it is interpreted,

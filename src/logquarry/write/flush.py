@@ -146,7 +146,8 @@ SLOW_FLUSH_MS: Final = 500
 
 
 class Flushable(Protocol):
-    """A queue's files, or an index file."""
+    """A part of the store that can be synced: topic table, a queue's files, state table, or
+    index."""
 
     def flush(self, least_pages: int) -> object:
         """Sync if at least ``least_pages`` pages have changed; with 0, always sync."""

@@ -113,8 +113,8 @@ def advance(
     told: dict[QueueKey, int],
     data: memoryview | None = None,
 ) -> None:
-    """Advance the log's end to a position of a file, and set the next queue offsets after these
-    frames.
+    """Advance the log's end to a position of a file, and set the next queue offsets of the appended
+    frames' queues.
 
     If ``data`` is given, it has the frames, and the function first writes them to the file.
     """

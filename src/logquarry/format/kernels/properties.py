@@ -104,10 +104,10 @@ def mark_named(
 ) -> None:
     """Mark the frames that have a property with a given name (Horspool's search).
 
-    The search compares the name with the bytes at a position. If the bytes are different, and b is
-    their last byte, the position advances by ``shifts[b]``. This number is the distance from the
-    last b before the name's last byte to the last byte. If there is no such b, it is the length of
-    the name.
+    The search compares the name with the bytes at a position. If they differ, the position advances
+    by ``shifts[b]``, where b is the last of these bytes. ``shifts[b]`` is the distance between two
+    bytes of the name: its last byte, and the last b before this byte. If there is no such b, it is
+    the length of the name.
     """
     size = name.shape[0]
     for i in range(count):

@@ -38,8 +38,8 @@ class _Slot:
 
     Attributes:
         done: all messages below this queue offset are handled.
-        given: from ``done`` on, the messages at this number of queue offsets were returned to the
-            caller, but are not handled yet.
+        given: number of queue offsets from ``done`` on whose messages the caller has got, but has
+            not handled yet.
         committed: the queue offset of the last explicit ``commit``. If it is higher than ``done``,
             the consumer commits it instead of ``done``.
     """
@@ -155,7 +155,7 @@ class Consumer:
         return slot.done + slot.given
 
     def lag(self) -> int:
-        """Count the messages after the consumer's offsets.
+        """Count the messages after the consumer's positions (:meth:`position`).
 
         Messages that the filter excludes also count.
         """
@@ -277,8 +277,8 @@ class Consumer:
 
     def _look(self, max_count: int) -> _Found | None:
         """Read the queues by turns until a queue has messages that match; return these messages."""
-        # If the assignment changes after this line, a queue may get another owner, so the messages
-        # that are read below must be discarded.
+        # If the assignment changes after this line, `disturb` sets `_is_disturbed`, and `_give`
+        # discards the rest of the messages that are read below.
         self._is_disturbed = self._has_more = False
         if self._shared_version != self._group.version or time.monotonic() > self._look_again_at:
             self._share()
@@ -377,7 +377,7 @@ class Consumer:
         # An invalid number would make the offset file unreadable for all groups.
         offset = arguments.offset(offset)
         old = self._slot(topic, queue_id)
-        # Replace the slot: so messages that were read ahead for the old slot are not returned.
+        # Replace the slot, because a running iteration still changes the old slot.
         slot = _Slot(old.key, offset)
         with self._lock:
             self._slots[old.key] = slot
@@ -388,6 +388,8 @@ class Consumer:
     # ----------------------------------------------------------------------------- commit, retry
     def commit(self) -> None:
         """Mark all returned messages as handled; write and sync the offsets.
+
+        If another process writes the store, the offsets stay in memory.
 
         Raises:
             StoreUnavailable: if the offsets cannot be written. In that case the offsets stay
@@ -423,8 +425,8 @@ class Consumer:
         ``%DLQ%group``.
 
         Args:
-            delay_level: level of the delay until the group gets the message again. If it is None,
-                the first delay is level 3 (10 s), and each further delay is one level higher. A
+            delay_level: level of the delay until the group gets the message again. If it is None or
+                0, the first delay is level 3 (10 s), and each further delay is one level higher. A
                 level below 0 puts the message into ``%DLQ%group`` at once.
 
         Raises:
@@ -437,10 +439,11 @@ class Consumer:
 
     # -------------------------------------------------------------------------------------- end
     def close(self) -> None:
-        """Leave the group, and write the offsets of the handled messages.
+        """Leave the group, and write the committed offsets.
 
-        A second call does nothing. A message that the caller is still handling is not committed,
-        unless :meth:`commit` was called.
+        If the consumer commits automatically, commit the handled messages first. A second call does
+        nothing. A message that the caller is still handling is not committed, unless :meth:`commit`
+        was called.
         """
         with self._lock:
             if self._is_closed:

@@ -51,8 +51,8 @@ def sent_back(
 ) -> Message:
     """Return the message to put if a consumer sends back ``message`` (``consumerSendMsgBack``).
 
-    The new message is a delayed copy for the group's retry topic. If the message was sent back
-    ``max_reconsume_times`` times before, the copy is for the dead-letter topic.
+    The new message is a delayed copy for the group's retry topic. If the message was already sent
+    back ``max_reconsume_times`` times, the copy is for the dead-letter topic.
 
     Args:
         delay_level: None or 0 means level 3 (10 s) for the first retry, and one level higher for
@@ -103,8 +103,8 @@ class Subscription:
         """Check and parse a subscription.
 
         Raises:
-            UsageError: if a broker rejects a name, if there is no topic, or if both ``tags`` and
-                ``sql`` are given.
+            UsageError: if a broker would reject a name, if there is no topic, or if both ``tags``
+                and ``sql`` are given.
             BadFilter: if the filter is invalid.
         """
         group = arguments.text(group, "group", takes="the name of a consumer group")
@@ -208,7 +208,7 @@ class ConsumerGroup:
         return share
 
     def release(self, member: Member, keys: set[QueueKey]) -> None:
-        """Give up queues, so that others can claim them. The caller has committed its messages."""
+        """Give up queues, so that others can claim them. Commit the handled messages before."""
         with self._lock:
             for key in keys:
                 if self._owners.get(key) is member:

@@ -106,7 +106,7 @@ class Progress:
             )
 
     def begin(self, group: str, topics: Sequence[str], start: Start) -> None:
-        """Determine where a group starts in topics without offsets. Later calls change nothing."""
+        """Determine where a group starts in topics without offsets. Only the first call counts."""
         with self._lock:
             for topic in topics:
                 if (group, topic) not in self._beginnings:
@@ -245,7 +245,7 @@ class LostOffsets:
         """Return the time (ms) of the last write of the lost offsets, and the file that has this
         change time.
 
-        If there is no offset file, use the newest file of ``config/`` instead. Ignore
+        If there is no such file, use the newest file of ``config/`` instead. Ignore
         ``topics.json``, because puts change this file.
         """
         paths = self.files

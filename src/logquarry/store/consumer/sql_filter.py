@@ -16,8 +16,8 @@ rejects a number whose absolute value is too small for a double; this parser rea
 
 The evaluation follows ``org.apache.rocketmq.filter`` 4.9.3. A condition is true, false or unknown
 (None); a missing property is unknown. The values of properties are text. To compare text with a
-number, the filter parses the text as the number's Java type. If text cannot be parsed, the message
-does not match, even if the rest of the filter is true.
+number, the filter parses the text as the number's Java type. If the evaluation reaches text that
+cannot be parsed, the message does not match.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ def _order(number: float) -> tuple[bool, float, float]:
 MAX_LENGTH: Final = 1 << 16
 """Maximum length of a filter in characters."""
 MAX_DEPTH: Final = 40
-"""Maximum nesting of brackets, NOT and minus, and maximum depth of the tree of nodes."""
+"""Maximum nesting of brackets, NOT and signs (``+``, ``-``), and maximum depth of the tree of
+nodes."""
 
 Properties = Mapping[str, str]
 

@@ -7,7 +7,7 @@ are in the log.
     ledger/<app>.json       for each application the last version that is in the log
     staged/<app>/<version>/ segments to load
 
-Each file is written under a temporary name, synced, and renamed. The version numbers of an
+Each JSON file is written under a temporary name, synced, and renamed. The version numbers of an
 application's loads increase, as in Delta Lake (``txnAppId`` and ``txnVersion``). A recorded version
 means that the log also has the loads of all lower versions.
 """

@@ -98,7 +98,8 @@ class Loads:
             WrongEntry: if a file has the path of a queue's folder; then nothing is appended.
             StoreUnavailable: if the store accepts no more writes, or if an earlier load of the
                 store was interrupted. If this load fails after its intent was written, the intent
-                stays on the disk, and the next opening of the store finishes the load.
+                stays on the disk, and the next opening of the store finishes the load or rolls it
+                back.
         """
         end = self.log.wrote_offset
         if self.ledger.has(load):
@@ -131,7 +132,7 @@ class Loads:
         """Finish a load that an earlier writer began.
 
         If the log now starts after the load's start, frames of the load may have expired. If the
-        rest of the log does not show which frames of the load the log once had, the method raises
+        rest of the log then does not show which frames of the load the log once had, raise
         StoreUnavailable.
         """
         intent, config = pending.intent, pending.config

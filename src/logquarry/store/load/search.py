@@ -31,7 +31,7 @@ UNKNOWN: Final = -1
 class StagedLoad:
     """The staged frames of a load, in the order of its segments. One segment at a time is open.
 
-    A place is the number of bytes of frames before a frame, in all segments together.
+    The place of a frame is the total size of the frames before it, in all segments together.
 
     Attributes:
         end: the place after the last frame.
@@ -51,8 +51,8 @@ class StagedLoad:
             self._open = None
 
     def frames(self, place: int) -> tuple[StagedFrames, int]:
-        """Return the frames of the segment in which a place is, and the position of the place
-        there. The frames are valid until the next call.
+        """Return the frames of the segment that contains a place, and the position of the place in
+        it. The frames are valid until the next call.
         """
         number = bisect_right(self._ends, place)
         segment = self._segments[number]
@@ -135,7 +135,7 @@ class _Search:
     def lose(self, size: int) -> None:
         """Record that the log lost bytes here. ``size`` is their number, or UNKNOWN.
 
-        A second loss before the next frame that is found makes the total UNKNOWN.
+        If no frame was found since the previous loss, the total becomes UNKNOWN.
         """
         self.lost = size if self.lost is None else UNKNOWN
         is_known = self.lost != UNKNOWN

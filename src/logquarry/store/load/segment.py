@@ -246,7 +246,7 @@ class StagedWriter:
     """Appends staged frames.
 
     ``grown`` is called after each chunk, to wake the services that follow the log. ``counted`` is
-    called with each topic, the number of its messages, and their bytes.
+    called for each queue that got messages: with its topic, and their number and size.
     """
 
     writer: CommitLogWriter

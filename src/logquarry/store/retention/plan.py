@@ -68,8 +68,7 @@ class ExpiredFile:
 
 
 def expired_units(layout: StoreLayout, cut: int) -> tuple[ExpiredFile, ...]:
-    """Return the files to delete from the state table and the redo log: all their entries are of
-    messages before ``cut``.
+    """Return the files of the state table and the redo log whose messages are all before ``cut``.
 
     RocketMQ 3.1.3 deletes the same files (``deleteExpiredStateFile``). If a transaction in such a
     file is still open, it can no longer be ended, because its PREPARED message is deleted too.
@@ -119,7 +118,7 @@ _PLAN_MEMBERS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetentionPlan:
-    """The files that a retention deletes. The oldest file comes first.
+    """The files that a retention deletes. In each list, the oldest file comes first.
 
     Attributes:
         now: the current time in milliseconds, from which the ages of files are computed.

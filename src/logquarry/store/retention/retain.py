@@ -323,8 +323,8 @@ def apply_retention(
 ) -> None:
     """Delete the files of a plan, and sync the folders that contained them.
 
-    Before the caller made the plan, it locked the store and removed the additional hard links of
-    the files (:class:`NameGuard`).
+    Before you make the plan, lock the store and remove the additional hard links of the files
+    (:class:`NameGuard`).
 
     Raises:
         StoreUnavailable: if the disk fails. In this case some of the files are deleted, and the

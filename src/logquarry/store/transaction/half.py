@@ -89,7 +89,7 @@ def half_message(message: Message, group: str) -> Message:
     """Return the half message to put for a message.
 
     Raises:
-        UsageError: if a transaction cannot have the message.
+        UsageError: if the message cannot be part of a transaction.
         MessageRejected: if the message's topic is invalid.
     """
     # The put checks only the topic and the queue id of the half message. Check those of the message
