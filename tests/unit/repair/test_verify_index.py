@@ -241,3 +241,16 @@ def test_an_index_of_3_1_is_not_behind_without_keys_of_commit_messages(tmp_path:
         store.put(Message("T", b"a", keys="first"))
         store.put(Message("T", b"b", keys="commit", sys_flag=sys_flag.TRANSACTION_COMMIT))
     assert check(tmp_path) == []
+
+
+def test_an_index_without_some_keys_of_its_last_message_is_behind(tmp_path: Path) -> None:
+    index_keys, log_keys = ["one two", "three"], ["one two", "three four five"]
+    for name, keys in (("index", index_keys), ("log", log_keys)):
+        made = StoreMaker()
+        for text in keys:
+            made.put(keys=text)
+        made.write(tmp_path / name)
+    shutil.copyfile(index_file(tmp_path / "index"), index_file(tmp_path / "log"))
+    (found,) = check(tmp_path / "log")
+    assert (found.severity, found.kind) == ("note", "index_behind")
+    assert found.reason.startswith("lacks 2 keys of its last message")

@@ -35,6 +35,7 @@ from logquarry.repair.audit.index_entries import (
     KeyCounter,
 )
 from logquarry.repair.findings import Finding, finding
+from logquarry.text import plural
 from logquarry.write.index_writer import seconds_since
 
 _CHUNK: Final = 1 << 22
@@ -128,6 +129,10 @@ class IndexAudit:
             yield from self._gap_differences()
         if last_keyed is not None and last_keyed > indexed:
             reason = f"has keys up to {indexed}, and the log has keys up to {last_keyed}"
+            yield finding("index_behind", files[-1].path, 0, reason)
+        elif self._has_keys and self.is_exact and self._stream.missing:
+            missing = plural(self._stream.missing, "key")
+            reason = f"lacks {missing} of its last message at {indexed}"
             yield finding("index_behind", files[-1].path, 0, reason)
 
     def _check_file(

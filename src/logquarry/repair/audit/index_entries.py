@@ -254,6 +254,11 @@ class IndexEntries:
         length = (min(stop, end) - first) * ENTRY.size
         return np.frombuffer(self._files.read(part.path, place, length), ENTRY_DTYPE)
 
+    @cached_property
+    def last_offset(self) -> int:
+        """Physical offset of the last entry; -1 if there are no entries."""
+        return self._offset(len(self) - 1)
+
     def _offset(self, entry: int) -> int:
         found = self.some(entry, entry + 1)
         return int(found["physical_offset"][0]) if len(found) else -1
@@ -268,11 +273,13 @@ class IndexEntries:
 
 class EntryStream:
     """Compares the entries in order with the keys of the log, up to the first difference. ``place``
-    is the number of the next entry to compare.
+    is the number of the next entry to compare. ``missing`` counts the keys of the last entry's
+    message that have no entry.
     """
 
     def __init__(self, entries: IndexEntries, place: int) -> None:
         self.is_broken = False
+        self.missing = 0
         self.place = place
         self.entries = entries
 
@@ -289,6 +296,8 @@ class EntryStream:
                 self.is_broken = True
                 return
             self.place, done = self.place + len(there), stop
+        if done < len(hashes) and len(self.entries):
+            self.missing += int((places[done:] == self.entries.last_offset).sum())
 
     @property
     def is_through(self) -> bool:
