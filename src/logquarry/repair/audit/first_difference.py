@@ -318,6 +318,9 @@ class BatchQueueAudit:
             yield file.base // ENTRY_SIZE, entries
 
     def _is_lost(self, entry: np.void) -> bool:
+        if not is_batch_written(entry):
+            # A crash can leave an entry of which only the first fields are written.
+            return False
         found = QueueEntry(int(entry["physical_offset"]), int(entry["size"]), 0)
         return names_damage(found, self._damage)
 

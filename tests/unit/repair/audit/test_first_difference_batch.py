@@ -30,13 +30,21 @@ def entries(*numbers: int) -> BatchEntries:
 
 
 def planned(
-    root: Path, *, zeroed: set[int], log: list[int], lost: set[int] | None = None
+    root: Path,
+    *,
+    zeroed: set[int],
+    log: list[int],
+    lost: set[int] | None = None,
+    torn: list[int] | None = None,
 ) -> QueuePlan:
     """The plan for a queue of eight messages in two files. ``zeroed``: its entries that are zeros;
-    ``log``, ``lost``: numbers of the messages that are in the log, and of the damaged ones.
+    ``torn``: its entries with only the first fields; ``log``, ``lost``: numbers of the messages
+    that are in the log, and of the damaged ones.
     """
     stored = entries(*range(8))
     stored[sorted(zeroed)] = np.zeros(1, BATCH_DTYPE)
+    for field in ("base", "count"):
+        stored[field][torn or []] = 0
     folder = root / "batchconsumequeue" / "t" / "0"
     folder.mkdir(parents=True)
     (root / "commitlog").mkdir()
@@ -54,6 +62,16 @@ def test_zeroed_entries_of_lost_messages_do_not_stay(zeroed: set[int], tmp_path:
     plan = planned(tmp_path, zeroed=zeroed, log=[0, 4, 5, 6, 7], lost={1, 2, 3})
     assert (plan.action, plan.keep_until) == (QueueAction.CUT, min(zeroed))
     assert (plan.end, plan.resume_at) == (min(zeroed) + 4, 4 * SIZE)
+
+
+def test_a_torn_entry_of_a_lost_message_does_not_stay(tmp_path: Path) -> None:
+    plan = planned(tmp_path, zeroed=set(), torn=[3], log=[0, 1, 4, 5], lost={2, 3})
+    assert (plan.action, plan.keep_until, plan.resume_at) == (QueueAction.CUT, 3, 4 * SIZE)
+
+
+def test_a_torn_entry_of_the_last_lost_message_does_not_stay(tmp_path: Path) -> None:
+    plan = planned(tmp_path, zeroed={4, 5, 6, 7}, torn=[3], log=[0, 1], lost={2, 3})
+    assert (plan.action, plan.keep_until, plan.resume_at) == (QueueAction.CUT, 3, None)
 
 
 def test_a_zeroed_entry_of_the_last_lost_messages_does_not_stay(tmp_path: Path) -> None:
