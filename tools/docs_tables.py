@@ -76,8 +76,8 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
         "State table entry (3.x)",
         (queue_entry.STATE_LAYOUT,),
         "The redo log of 3.x is a consume queue: each of its entries describes one message of a "
-        "transaction ([dialect-3.1.md](dialect-3.1.md)). The tags code is -1 for a PREPARED "
-        "message. For a COMMIT or ROLLBACK message, the tags code is the physical offset of the "
+        "transaction\n([dialect-3.1.md](dialect-3.1.md)). The tags code is -1 for a PREPARED "
+        "message. For a COMMIT or ROLLBACK message,\nthe tags code is the physical offset of the "
         "PREPARED frame.",
     ),
     (
@@ -89,14 +89,14 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
         "Timer wheel (5.x)",
         (timer.SLOT, timer.ENTRY, timer.BLANK, timer.CHECK),
         "`timerwheel` has 1,209,600 slots. A file of `timerlog/` has entries, then a blank if the "
-        "next entry does not fit. `config/timercheck` has 4,096 bytes; zeros follow the 56 bytes "
+        "next entry does not fit.\n`config/timercheck` has 4,096 bytes; zeros follow the 56 bytes "
         "of the table.",
     ),
     (
         "Checkpoint",
         (checkpoint.LAYOUT, checkpoint.OFFSETS),
         "The offsets follow the three times. The file has 4,096 bytes; zeros follow these 48 "
-        "bytes. In a file of RocketMQ 4.9, the offsets are 0.",
+        "bytes. In a file of\nRocketMQ 4.9, the offsets are 0.",
     ),
     (
         "Batch wire form, each message",

@@ -48,7 +48,7 @@ COLUMNS: Final = (
     Column("uniq_key", "string", "the UNIQ_KEY property: the client's id", optional=True),
     Column("tags_code", "bigint", "hash of the tags, or delivery time of a delayed message"),
     Column("properties", "map<string,string>", "all properties of the message"),
-    Column("body", "binary", "the body as stored"),
+    Column("body", "binary", "the body as stored; with decompression, the decompressed body"),
 )
 NAMES: Final = tuple(column.name for column in COLUMNS)
 
