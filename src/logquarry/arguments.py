@@ -287,11 +287,22 @@ def clock(value: Callable[[], object], field: str) -> Callable[[], int]:
     return lambda: integer(value(), field, least=0, most=_LATEST, takes=takes)
 
 
-def mapping(value: object, field: str, takes: str) -> Mapping[Any, Any]:
-    """Check that an argument is a mapping."""
+def mapping(
+    value: object, field: str, takes: str, *, has_secrets: bool = False
+) -> Mapping[Any, Any]:
+    """Check that an argument is a mapping. With ``has_secrets``, the error does not show it."""
     if not isinstance(value, Mapping):
+        if has_secrets:
+            kind = type(value).__name__
+            raise WrongType(f"{field} takes {takes}, not an object of type {kind}")
         refuse_type(value, field, takes)
     return value
+
+
+def storage_options(value: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Check the storage options of a URL, which can contain credentials."""
+    takes = "a mapping of names to values"
+    return optional(mapping, value, "storage_options", takes=takes, has_secrets=True)
 
 
 def data(value: object, field: str) -> bytes | bytearray | memoryview:

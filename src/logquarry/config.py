@@ -125,9 +125,9 @@ class StoreConfig(LayoutConfig):
             loses no sound frame of the log. The recovery ``"rocketmq"`` does exactly what
             RocketMQ's recovery does, even if that loses messages; it also runs after a clean
             shutdown.
-        check_crc_on_recover: whether a recovery compares bodies with their CRCs. After a clean
-            shutdown, only the last three log files are checked. The recovery ``"rocketmq"`` checks
-            all files that it reads.
+        check_crc_on_recover: whether an opening for writing compares bodies with their CRCs. After
+            a clean shutdown, only the last three log files are checked. The recovery ``"rocketmq"``
+            checks all files that it reads. The recovery ``"safe"`` always checks all bodies.
         message_index_safe: whether the recovery ``"rocketmq"`` starts reading the log early enough
             that no message is missing in the index afterwards.
         max_message_size: maximum bytes of a frame, and of the wire form of a batch. Default (0):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -52,6 +52,13 @@ OPEN: Final[Wrong] = {
     "broker": NO_TEXT,
     "storage_options": ("x", 5, [], THING),
 }
+
+
+def test_an_error_shows_no_storage_options(tmp_path: Path) -> None:
+    options: Any = '{"secret_key": "hush"}'
+    with pytest.raises(UsageError, match="storage_options takes") as caught:
+        lq.MessageStore.open(tmp_path, storage_options=options)
+    assert "hush" not in str(caught.value)
 
 
 @pytest.fixture(scope="module")

@@ -95,9 +95,10 @@ def prepared(
 
 def named_values(words: Sequence[str]) -> dict[str, str] | None:
     """Parse the values of ``--catalog NAME=VALUE``; None without values."""
-    for word in words:
+    for number, word in enumerate(words, 1):
         if re.match(r"[^=]+=", word) is None:
-            raise UsageError(f"--catalog takes NAME=VALUE, not {word!r}")
+            # The word can be a credential, so do not show it.
+            raise UsageError(f"--catalog takes NAME=VALUE: number {number} has no name or no =")
     return dict(word.split("=", 1) for word in words) or None
 
 

@@ -164,8 +164,7 @@ def open_filesystem(
     Raises StoreNotFound if a local path is not a folder, and UsageError for an unknown URL.
     """
     text = path_or_url(arguments.path(location))
-    if storage_options is not None:
-        arguments.mapping(storage_options, "storage_options", "a mapping of names to values")
+    arguments.storage_options(storage_options)
     if "://" not in text:
         if not Path(text).is_dir():
             what = "not a folder" if Path(text).exists() else "there is no such folder"

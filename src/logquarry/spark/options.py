@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, Literal, TypeVar, get_args
 
 from logquarry.config import StoreConfig
@@ -163,13 +164,15 @@ def store_config(text: str) -> StoreConfig:
     return StoreConfig.from_file(text)
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def _json_object(text: str, *, has_secrets: bool = False) -> dict[str, Any]:
+    """Parse a JSON object. With `has_secrets`, an error does not show the text."""
+    shown = "this text" if has_secrets else repr(text)
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"takes JSON, not {text!r}: {error}") from None
+        raise UsageError(f"takes JSON, not {shown}: {error}") from None
     if not isinstance(document, dict):
-        raise UsageError(f"takes a JSON object, not {text!r}")
+        raise UsageError(f"takes a JSON object, not {shown}")
     return document
 
 
@@ -466,7 +469,7 @@ def parse_read_options(options: Mapping[str, str], *, is_stream: bool = False) -
         fail_on_data_loss=given.parsed("failOnDataLoss", _boolean) is not False,
         decompress=given.parsed("decompress", _boolean) or False,
         config=given.parsed("config", store_config) or StoreConfig(),
-        storage_options=given.parsed("storageOptions", _json_object),
+        storage_options=given.parsed("storageOptions", partial(_json_object, has_secrets=True)),
         max_bytes=given.parsed("maxBytesPerTrigger", byte_count) if is_stream else None,
         max_rows=given.parsed("maxOffsetsPerTrigger", _positive) if is_stream else None,
         remarks=tuple(given.remarks(is_batch_read=not is_stream)),

@@ -122,8 +122,7 @@ class MessageStore(StoreReads):
         arguments.choice(mode, "mode", ("r", "rw"))
         broker = arguments.optional(arguments.text, broker, "broker")
         clock = arguments.optional(arguments.clock, clock, "clock")
-        takes = "a mapping of names to values"
-        arguments.optional(arguments.mapping, storage_options, "storage_options", takes=takes)
+        arguments.storage_options(storage_options)
         if mode == "rw":
             return StoreWriter.start(
                 path, config=config, clock=clock, broker=broker, accept_loss=accept_loss

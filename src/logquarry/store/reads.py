@@ -352,7 +352,7 @@ class StoreReads(LogReads):
 
         Args:
             columns: names of the columns in the wanted order (default: all of
-                :data:`logquarry.log.schema.KAFKA_COLUMNS`). Other columns are not decoded. The CRC
+                :data:`logquarry.log.schema.COLUMNS`). Other columns are not decoded. The CRC
                 of bodies is checked only if ``body`` is among the columns.
             decompress: whether to decompress bodies.
 

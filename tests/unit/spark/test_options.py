@@ -263,6 +263,13 @@ def test_ranges_that_cannot_be_meant(options: dict[str, str], text: str) -> None
         parse(**options)
 
 
+@pytest.mark.parametrize("text", ['{"secret_key": "hush"', '["hush"]'])
+def test_an_error_shows_no_storage_options(text: str) -> None:
+    with pytest.raises(UsageError, match="storageOptions: takes") as caught:
+        parse(storageOptions=text)
+    assert "hush" not in str(caught.value)
+
+
 def test_ranges_of_nothing() -> None:
     assert parse(startingTimestamp="1", endingTimestamp="1").wanted.since_ms == 1
     assert parse(startingOffsets="4", endingOffsets="4").start.of("a") == 4
