@@ -24,14 +24,14 @@ from logquarry.log.kept_settings import unproved_start
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import rereads
 from logquarry.log.store_files import CHECKPOINT
-from logquarry.log.walk import MISSING_FILE, LogReader, Run
+from logquarry.log.walk import MISSING_FILE, TORN_TAIL, LogReader, Run
 from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.log_end import lost_messages, lost_tail
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.harmed_ids import HarmedIds, Moved
-from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
+from logquarry.repair.audit.log import KnownBounds, LogAudit, are_stale_bytes, find_bounds
 from logquarry.repair.recover.loss import LossSearch, replaced_files
 from logquarry.repair.salvage import losses
 from logquarry.units import Progress
@@ -217,6 +217,10 @@ class _Planner:
         if tail is not None and self._known_end <= log.end:
             # Only the checkpoint shows the loss, so its size is unknown.
             plan.lost.append(losses.LostSpan(log.end, 0, "checkpoint_ahead", CHECKPOINT, tail))
+        elif self._known_end <= log.end and (tail_end := self._foreign_end(log.end)) > log.end:
+            path, length = self._layout.log_file(log.end), tail_end - log.end
+            reason = "bytes after the log's end that are not frames"
+            plan.lost.append(losses.LostSpan(log.end, length, TORN_TAIL, path, reason))
         missing = None if self._log.files or plan.lost else self._layout.missing_log
         if missing is not None:
             plan.lost.append(
@@ -318,6 +322,16 @@ class _Planner:
         self._at += stop - start
 
     # ---------------------------------------------------------------------------------- stale
+    def _foreign_end(self, end: int) -> int:
+        """Return the position after the last byte that is not 0, if the bytes after the log's end
+        are neither frames nor what a crash can leave; else ``end``.
+        """
+        layout = self._layout
+        if layout.has_abort or layout.cut_end is not None or self._plan.stale.spans:
+            return end
+        last = LogReader(layout).data_end(end)
+        return end if last > end and are_stale_bytes(layout, end, is_closed=True) else last
+
     def _stale(self, end: int) -> None:
         stale = self._plan.stale
         for event in LogReader(self._layout).events(end, resync=True):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import logquarry as lq
+from logquarry.format import sys_flag
 from logquarry.format.frame import HEAD
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
@@ -19,6 +20,7 @@ from logquarry.repair.salvage.salvage import salvage_store
 from logquarry.repair.verification import verify_store
 from tests.helpers.files import flip, overwrite
 from tests.helpers.small_store import config, opened
+from tests.helpers.store_maker import StoreMaker
 
 
 def notes(*offsets: int) -> QueueNotes:
@@ -263,3 +265,18 @@ def test_the_last_message_has_a_harmed_offset(tmp_path: Path, value: int, is_los
         assert found.queue_offsets("t", 0) == (0, 20)
         messages = found.get("t", 0, 0, max_count=32).messages
         assert [(m.queue_offset, int(m.body)) for m in messages] == [(n, n) for n in range(20)]
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_bytes_after_the_end_of_a_closed_log_are_a_loss(tmp_path: Path, is_closed: bool) -> None:
+    maker = StoreMaker()
+    maker.put("T")
+    last = maker.put("T", sys_flag=sys_flag.TRANSACTION_ROLLBACK)
+    root = maker.write(tmp_path)
+    flip(root / "commitlog" / f"{0:020d}", last.physical_offset + 4, 255)
+    if not is_closed:
+        # A crash can leave a part of a message.
+        (root / "abort").touch()
+    lost = plan_salvage(StoreLayout.open(root)).lost
+    kinds = [(span.kind, span.offset) for span in lost]
+    assert kinds == ([("torn_tail", last.physical_offset)] if is_closed else [])
