@@ -127,7 +127,8 @@ class StoreConfig(LayoutConfig):
             shutdown.
         check_crc_on_recover: whether an opening for writing compares bodies with their CRCs. After
             a clean shutdown, only the last three log files are checked. The recovery ``"rocketmq"``
-            checks all files that it reads. The recovery ``"safe"`` always checks all bodies.
+            checks all files that it reads. The recovery ``"safe"`` checks all bodies, even if
+            this setting is False.
         message_index_safe: whether the recovery ``"rocketmq"`` starts reading the log early enough
             that no message is missing in the index afterwards.
         max_message_size: maximum bytes of a frame, and of the wire form of a batch. Default (0):

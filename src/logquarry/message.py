@@ -57,7 +57,8 @@ class Message(_Fields):
 
     Attributes:
         topic: the topic.
-        body: the body, stored as given. A bytearray or memoryview is not read before the put.
+        body: the body, stored as given. A bytearray or memoryview is not copied: the put stores the
+            bytes that it then contains.
         queue_id: queue of the topic. As in RocketMQ, the id may be negative.
         tags: the TAGS property.
         keys: the KEYS property: keys separated by spaces, or a sequence of keys. A key cannot

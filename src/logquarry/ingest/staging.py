@@ -336,7 +336,7 @@ class Stager:
         starts: Int64,
         odd: list[int],
     ) -> None:
-        # Skip the rows in `odd`, which the caller encodes.
+        # Skip the rows in `odd`: they are encoded already, and the caller copies their frames.
         kernels = codec.require_kernels()
         count = len(starts)
         places = np.empty((3, count), np.int64)

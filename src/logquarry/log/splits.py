@@ -80,8 +80,8 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
         most = known + layout.config.max_message_size
         if end == known and reader.data_end(known, most) > known:
             # If a queue entry is wrong, the bound may lie inside a frame. Search for data only
-            # within the length of the longest frame, because the search reads every byte. For a
-            # remote store, it reads them over the network.
+            # within the length of the longest frame, because the search reads every byte, in a
+            # remote store over the network.
             known = _frame_end(reader, known)
             end = reader.chain_end(known)
         return LogExtent(files.start, end, bound, known if end > known else None)

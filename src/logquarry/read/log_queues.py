@@ -1,5 +1,5 @@
-"""Builds consume queues in memory from the log. Counts the messages of queues that are still in the
-log.
+"""Builds consume queues in memory from the log. Counts, for each queue, the messages that are still
+in the log.
 
 One walk over the log makes the same entries as RocketMQ's dispatcher
 (``ConsumeQueue.putMessagePositionInfoWrapper``), because each frame contains its queue and its

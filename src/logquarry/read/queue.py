@@ -99,7 +99,7 @@ class Queue(ABC):
 
     @abstractmethod
     def segments(self) -> Iterator[QueueSegment]:
-        """Yield a segment for each file, in order. Only a consume queue has empty segments."""
+        """Yield the queue's segments, in order. Usually each file is a segment."""
 
     @abstractmethod
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:

@@ -273,8 +273,8 @@ class IndexEntries:
 
 class EntryStream:
     """Compares the entries in order with the keys of the log, up to the first difference. ``place``
-    is the number of the next entry to compare. ``missing`` counts the keys of the last entry's
-    message that have no entry.
+    is the number of the next entry to compare. The last entry points to a message; ``missing`` is
+    the number of this message's keys that have no entry.
     """
 
     def __init__(self, entries: IndexEntries, place: int) -> None:

@@ -90,8 +90,8 @@ class LiveRetention:
             # If a load is unfinished, keep the log from the load's start on: a writer needs it to
             # finish the load.
             safe_end = min(safe_end, intent.start)
-        # Read `held` before the files are listed. A file that leaves `held` in between is kept
-        # until the next run; no file enters `held` a second time.
+        # Read `held` before the files are listed. A file that leaves `held` between these two
+        # steps is kept until the next run. A file that has left `held` never enters it again.
         held = frozenset[str]() if self.index is None else self.index.held
         return plan_retention(
             StoreLayout.open(self.root, self.config),
