@@ -12,10 +12,10 @@ before its offset. A transfer can end in the middle of a frame.
 The caller passes received bytes and the time, and gets events and the bytes to send. The network
 can divide the bytes of a transfer at any place. This changes only the number of events.
 
-Of the received bytes, a connection keeps at most a part of a header or of a report. If a peer sends
-invalid bytes, :class:`~logquarry.errors.ProtocolViolation` is raised. A slave's report ends the wait of a
-put only if the master has sent the bytes of the put's message over this connection. A slave accepts
-only bytes that directly follow its own last byte.
+Of the received bytes, a connection keeps at most a part of a header or of a report. If a peer
+sends invalid bytes, :class:`~logquarry.errors.ProtocolViolation` is raised. A slave's report ends
+the wait of a put only if the master has sent the bytes of the put's message over this connection. A
+slave accepts only bytes that directly follow its own last byte.
 """
 
 from __future__ import annotations
