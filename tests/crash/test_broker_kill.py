@@ -22,7 +22,7 @@ import logquarry as lq
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import RequestCode
 from logquarry.repair.verification import verify_store
-from tests.crash.ladder import IS_BY_HAND, SEED, count, told
+from tests.crash.ladder import SEED, count, told
 from tests.helpers.broker_client import (
     SMALL,
     Client,
@@ -248,7 +248,7 @@ async def scenario(rounds: int, root: Path) -> tuple[Bodies, Consumers]:
 @pytest.mark.parametrize(
     "rounds",
     [
-        pytest.param(count(5), marks=pytest.mark.timeout(0 if IS_BY_HAND else 300)),
+        count(5),
         pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3_600)]),
     ],
 )

@@ -186,7 +186,6 @@ def bits(victim: Victim) -> Iterator[tuple[str, int]]:
             yield name, position * 8 + position % 8
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_bit_of_a_small_store(part: int, shm: Path, tmp_path: Path) -> None:
     victim = Victim(shm / "store", 3, SMALL, random.Random(SEED))
@@ -198,7 +197,6 @@ def test_every_bit_of_a_small_store(part: int, shm: Path, tmp_path: Path) -> Non
                 victim.flip(name, bit, and_recover=chosen)
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(250), EACH))
 def test_bits_of_a_larger_store(seed: int, shm: Path, tmp_path: Path) -> None:
     rng = random.Random(seed)
@@ -217,7 +215,6 @@ def test_bits_of_a_larger_store(seed: int, shm: Path, tmp_path: Path) -> None:
             victim.flip(name, bit)
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_each_kind_of_file_ends_at_each_length(part: int, shm: Path) -> None:
     victim = Victim(shm / "store", 12, SMALL, random.Random(SEED))

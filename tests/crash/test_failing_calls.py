@@ -146,7 +146,6 @@ def calls_of_the_workload(root: Path, messages: int) -> int:
     return disk.faults.total
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_each_call_fails(part: int, shm: Path, tmp_path: Path) -> None:
     """Each call fails in one of the six ways; by hand in all, and N is the number of messages."""
@@ -186,7 +185,6 @@ def test_a_store_at_work_stops_at_each_call(shm: Path) -> None:
         assert names_below(root) == names_below(shm / f"{number}-killed")
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize(("error", "for_ever"), KINDS)
 def test_each_call_of_a_recovery_fails(
     error: int, for_ever: bool, shm: Path, tmp_path: Path

@@ -18,7 +18,7 @@ from tests.conformance import broker_truth
 from tests.conformance.rocketmq5 import rocketmq5_stores, stores5
 from tests.crash.broker_crashes import Crash, Ours, Source, problems
 from tests.crash.checks import check_image, recovered
-from tests.crash.ladder import IS_BY_HAND, count, seeds, told
+from tests.crash.ladder import count, seeds, told
 from tests.crash.writer import SETTINGS, Order, Writer, message_of, writer
 
 EACH = 10
@@ -34,7 +34,6 @@ VERSION = "5.5.0"
 SERVED = 4
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(10), EACH))
 def test_kills(seed: int, shm: Path, tmp_path: Path) -> None:
     rng = random.Random(seed)
@@ -73,7 +72,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Source]:
     return [Source(name, folder / f"{VERSION}-{name}") for name in BROKER_STORES]
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(10), EACH))
 def test_kills_in_stores_of_a_broker(seed: int, sources: list[Source], tmp_path: Path) -> None:
     source = sources[seed % len(sources)]

@@ -150,7 +150,6 @@ def check(root: Path, run: Run, brokers: int) -> None:
     assert not list(root.rglob("intent.json")) + list(root.rglob("decision.json"))
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("brokers", [1, 2])
 @pytest.mark.parametrize("how", ["killed", "power cut"])
 def test_a_load_is_there_once(how: str, brokers: int, shm: Path, tmp_path: Path) -> None:

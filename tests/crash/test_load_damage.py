@@ -22,7 +22,7 @@ from logquarry.log.walk import LogReader, Run
 from logquarry.store.load.ledger import LoadId
 from logquarry.store.load.segment import StagedFrames, StagedWriter
 from logquarry.store.message_store import StoreWriter
-from tests.crash.ladder import IS_BY_HAND, count, seeds, told
+from tests.crash.ladder import count, seeds, told
 from tests.crash.test_load import LOAD, SETTINGS, planned
 
 FOREIGN = b"foreign"
@@ -117,7 +117,6 @@ def facts(root: Path) -> Counter[tuple[str, str | None, bytes]]:
         return Counter((m.topic, m.keys, m.body) for m in found)
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(20), 1))
 def test_damage_in_an_interrupted_load(seed: int, shm: Path, tmp_path: Path) -> None:
     rng = random.Random(seed)

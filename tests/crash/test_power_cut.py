@@ -22,7 +22,6 @@ EACH = 60
 """Crashes of one run of a store. 16 such runs notice each missing sync (mutations.py)."""
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(720), EACH))
 def test_power_cuts(seed: int, shm: Path, tmp_path: Path) -> None:
     work = recorded(shm / "live", seed)
@@ -37,7 +36,6 @@ def test_power_cuts(seed: int, shm: Path, tmp_path: Path) -> None:
         shutil.rmtree(image)
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(720), EACH))
 def test_power_cuts_and_recoveries(seed: int, shm: Path, tmp_path: Path) -> None:
     """A power cut, a recovery, more puts and a second power cut, each at any moment."""
@@ -68,7 +66,6 @@ def test_power_cuts_and_recoveries(seed: int, shm: Path, tmp_path: Path) -> None
         shutil.rmtree(image)
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(720), 4 * EACH))
 def test_a_kill_and_then_a_power_cut(seed: int, shm: Path, tmp_path: Path) -> None:
     """Bytes that a dead process left only in the page cache are on the disk after a recovery."""
@@ -103,7 +100,6 @@ def test_a_kill_and_then_a_power_cut(seed: int, shm: Path, tmp_path: Path) -> No
         shutil.rmtree(image)
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(720), EACH))
 def test_power_cuts_while_harmed_stores_are_recovered(seed: int, shm: Path, tmp_path: Path) -> None:
     """After a power cut in a recovery, the next one gives the same result and loses no byte."""

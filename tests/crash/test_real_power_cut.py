@@ -18,7 +18,7 @@ import pytest
 import logquarry as lq
 from logquarry.testing.model_store import ModelStore, explain
 from tests.crash.checks import check_image, recovered
-from tests.crash.ladder import IS_BY_HAND, count, seeds, told
+from tests.crash.ladder import count, seeds, told
 from tests.crash.writer import SETTINGS, Order, writer
 
 EACH: Final = 20
@@ -77,7 +77,6 @@ def disk(tmp_path: Path) -> Iterator[LoopDisk]:
 
 
 @pytest.mark.root
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(20), EACH))
 def test_power_cuts_of_ext4(seed: int, disk: LoopDisk, tmp_path: Path) -> None:
     rng = random.Random(seed)

@@ -35,7 +35,7 @@ def command_of(rng: random.Random) -> RemotingCommand:
     )
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 3_600)
+@pytest.mark.timeout(3_600)
 @pytest.mark.parametrize(
     "seed",
     [

@@ -7,8 +7,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 import logquarry as lq
 from logquarry.disk.service import Health
 from logquarry.log.layout import StoreLayout
@@ -16,7 +14,7 @@ from logquarry.repair.verification import verify_store
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
-from tests.crash.ladder import IS_BY_HAND, SEED, count, told
+from tests.crash.ladder import SEED, count, told
 from tests.helpers.small_store import NOW, config
 
 FILE = 4_096
@@ -89,7 +87,6 @@ def observed(disk: FaultyDisk, moments: list[Moment], now: Callable[[], tuple[in
     disk.observe = note
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 def test_power_cuts_at_rest(shm: Path, tmp_path: Path) -> None:
     rng = random.Random(SEED)
     root = shm / "live"
@@ -122,7 +119,6 @@ def test_power_cuts_at_rest(shm: Path, tmp_path: Path) -> None:
     assert len(begins) > 3
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 def test_power_cuts_while_it_runs(shm: Path, tmp_path: Path) -> None:
     rng = random.Random(SEED)
     root = shm / "live"

@@ -26,7 +26,7 @@ from logquarry.store.message_store import StoreWriter
 from tests.conformance import broker_truth
 from tests.conformance.rocketmq5 import rocketmq5_stores, state_of, stores5
 from tests.crash.broker_crashes import Crash, Ours, Source, crash, problems
-from tests.crash.ladder import IS_BY_HAND, count, seeds, told
+from tests.crash.ladder import count, seeds, told
 
 VERSION = "5.5.0"
 NAMES = (
@@ -113,7 +113,6 @@ def crashed_and_recovered(
     raise AssertionError("refused in each way")
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(20), EACH))
 def test_random_crashes(seed: int, sources: list[Source], tmp_path: Path) -> None:
     for number in range(EACH):
@@ -182,7 +181,7 @@ def test_no_queue_file_without_bytes_stays(way: str, archive: Path, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.java
-@pytest.mark.timeout(0 if IS_BY_HAND else 3_000)
+@pytest.mark.timeout(3_000)
 @pytest.mark.parametrize("seed", seeds(SERVED, 1))
 def test_a_broker_serves_them(seed: int, sources: list[Source], tmp_path: Path) -> None:
     source = sources[seed % len(sources)]

@@ -18,7 +18,7 @@ from logquarry.format import broker_json
 from logquarry.repair.verification import verify_store
 from logquarry.store.message_store import StoreWriter
 from logquarry.store.state import transactions
-from tests.crash.ladder import IS_BY_HAND, count, seeds, told
+from tests.crash.ladder import count, seeds, told
 from tests.crash.services_writer import (
     DELAYED,
     GROUP,
@@ -73,7 +73,6 @@ def check_consumed(
         assert after[queue] >= offset, "a commit is on the disk when it returns"
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(10), EACH))
 def test_kills(seed: int, shm: Path, tmp_path: Path) -> None:
     rng = random.Random(seed)

@@ -19,7 +19,7 @@ from logquarry.store.transaction.checks import OpenTransaction
 from logquarry.testing.clock import FakeClock
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
-from tests.crash.ladder import IS_BY_HAND, count, seeds, told
+from tests.crash.ladder import count, seeds, told
 from tests.crash.workload import STORE
 
 EACH = 30
@@ -155,7 +155,6 @@ def check(root: Path, run: Run, known: Known) -> None:
     assert not {number for number in known.left if number % 2 == 0} & committed.keys()
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(60), EACH))
 def test_power_cuts(seed: int, shm: Path, tmp_path: Path) -> None:
     run = recorded(shm / "live", seed)

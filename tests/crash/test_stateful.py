@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
@@ -138,7 +137,6 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 def test_any_sequence() -> None:
     machine = settings(
         max_examples=count(EXAMPLES),

@@ -18,7 +18,7 @@ from logquarry.repair.verification import verify_store
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
-from tests.crash.ladder import IS_BY_HAND, count, seeds, told
+from tests.crash.ladder import count, seeds, told
 from tests.crash.workload import STORE
 
 EACH = 30
@@ -155,7 +155,6 @@ def check_image(root: Path, work: Transacting, mark: Mark) -> None:
     assert not [finding for finding in report.findings if "transaction/" in finding.file]
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(60), EACH))
 def test_power_cuts(seed: int, shm: Path, tmp_path: Path) -> None:
     work = recorded(shm / "live", seed)
@@ -169,7 +168,6 @@ def test_power_cuts(seed: int, shm: Path, tmp_path: Path) -> None:
         shutil.rmtree(image)
 
 
-@pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(30), EACH))
 def test_power_cuts_while_recovering(seed: int, shm: Path, tmp_path: Path) -> None:
     """A second power cut, during the recovery or the puts after it."""
