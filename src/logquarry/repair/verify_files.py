@@ -24,7 +24,14 @@ from logquarry.log.broker_version import OFFSET_AT, ROCKSDB_STORE, harmed_offset
 from logquarry.log.filesystem import LocalFileSystem, below
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE
-from logquarry.log.rocksdb import RocksDb, is_installed, is_there, place_of, read_config
+from logquarry.log.rocksdb import (
+    RocksDb,
+    is_installed,
+    is_there,
+    lost_files,
+    place_of,
+    read_config,
+)
 from logquarry.log.store_files import (
     CHECKPOINT,
     COMPACTED,
@@ -181,6 +188,9 @@ def check_databases(layout: StoreLayout, report: VerifyReport, *, is_live: bool)
 def _check_database(layout: StoreLayout, folder: str, report: VerifyReport) -> None:
     if not is_there(layout.filesystem, folder):
         return
+    lost = lost_files(layout.filesystem, folder)
+    if lost is not None:
+        raise CorruptFile(folder, 0, str(lost))
     if is_installed():
         database = RocksDb(layout.filesystem, folder)
         for family in database.families:
