@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -148,7 +149,10 @@ def check_config(layout: StoreLayout, report: VerifyReport) -> None:
     decoders: dict[str, Callable[[bytes], object]] = {
         broker_json.CONSUMER_OFFSET_FILE: broker_json.decode_consumer_offsets,
         broker_json.DELAY_OFFSET_FILE: broker_json.decode_delay_offsets,
-        broker_json.TOPICS_FILE: broker_json.decode_topics,
+        broker_json.TOPICS_FILE: partial(broker_json.decode_topic_document, needs_version=False),
+        broker_json.SUBSCRIPTION_GROUP_FILE: partial(
+            broker_json.decode_subscription_group_document, needs_version=False
+        ),
     }
     for file in FOLDERS_V1 if is_installed() else ():
         place = place_of(layout.filesystem, file)
