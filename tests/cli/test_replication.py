@@ -21,6 +21,7 @@ from logquarry.format import broker_json
 from logquarry.replication import HaMaster, SlaveStatus
 from tests.cli.test_process import COMMAND
 from tests.helpers.command import run
+from tests.helpers.files import bytes_of
 from tests.helpers.replication import fill, log_bytes, opened
 
 SIZES = {
@@ -212,3 +213,56 @@ def test_once_gives_up_at_a_wrong_port(tmp_path: Path) -> None:
     result = run("replicate", f"127.0.0.1:{port}", "--into", tmp_path / "s", "--once", code=4)
     assert "no connection to a master in 5 attempts" in result.stderr
     assert "Connection refused" in result.stderr and "haListenPort" in result.stderr
+
+
+def _state(root: Path) -> dict[str, object]:
+    names = {str(path.relative_to(root)): path.is_dir() for path in root.rglob("*")}
+    return {"names": names, **bytes_of(root)}
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+def test_a_store_is_unchanged_until_the_master_answers(tmp_path: Path, accepts: bool) -> None:
+    with opened(tmp_path / "s", message_delay_level="1s 2s") as store:
+        fill(store, 20)
+    (tmp_path / "s" / "abort").touch()
+    before = _state(tmp_path / "s")
+    config = tmp_path / "impatient.json"
+    config.write_text(json.dumps({"haSendHeartbeatInterval": 50, "haHousekeepingInterval": 100}))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        # The system accepts connections in the server's name, but nothing answers over them.
+        port = server.getsockname()[1]
+        if not accepts:
+            server.close()
+        for name in ("s", "new"):
+            options = ["--into", tmp_path / name, "--once", "--config", config]
+            result = run("replicate", f"127.0.0.1:{port}", *options, code=4)
+            assert "no connection to a master in 5 attempts" in result.stderr
+    assert _state(tmp_path / "s") == before
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_store_in_use_is_refused_before_the_master_answers(tmp_path: Path) -> None:
+    with opened(tmp_path / "s"):
+        options = ["--into", tmp_path / "s"]
+        assert "open" in run("replicate", "127.0.0.1:1", *options, code=4).stderr
+
+
+@pytest.mark.parametrize("option", ["--listen", "--listen-config"])
+def test_a_master_without_a_free_address_changes_nothing(tmp_path: Path, option: str) -> None:
+    with opened(tmp_path / "m", message_delay_level="1s 2s") as store:
+        fill(store, 20)
+    before = _state(tmp_path / "m")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        used = f"127.0.0.1:{server.getsockname()[1]}"
+        listens = {"--listen": "127.0.0.1:0", option: used}
+        arguments = [word for pair in listens.items() for word in pair]
+        assert "in use" in run("serve-master", tmp_path / "m", *arguments, code=3).stderr
+    assert _state(tmp_path / "m") == before
+
+
+def test_a_master_of_one_slave_serves_it_after_its_answer(tmp_path: Path, config: Path) -> None:
+    with opened(tmp_path / "m") as store:
+        end = fill(store, 300)
+    with serving(tmp_path / "m", "--max-connections", 1, "--full-history") as address:
+        options = ["--into", tmp_path / "s", "--once", "--config", config]
+        assert f"up to {end}" in run("replicate", address, *options).stderr

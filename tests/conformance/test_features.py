@@ -223,3 +223,25 @@ def test_a_path_that_means_this_store_is_no_other(copied: Copied) -> None:
         settings = {"storePathCommitLog": path, "storePathRootDir": "/data/rmq"}
         config = StoreConfig.from_mapping(settings)
         lq.MessageStore.open(root, mode="rw", config=config).close()
+
+
+@pytest.mark.parametrize("lost", ["*.sst", "MANIFEST-*"])
+def test_lost_files_of_rocksdbstore_are_refused_too(
+    lost: str, copied: Copied, tmp_path: Path
+) -> None:
+    """Without its tables, the folder looks like that of a store that does not use it."""
+    root = copied("5.5.0-rocksdb-more")
+    for path in (root / "rocksdbstore").glob("*.sst" if lost == "*.sst" else "[M0]*"):
+        path.unlink()
+    before = state_of(root)
+    with pytest.raises(UnsupportedStore) as raised:
+        lq.MessageStore.open(root, mode="rw")
+    words = str(raised.value)
+    namer = "MANIFEST-000005" if lost == "*.sst" else "CURRENT"
+    assert raised.value.evidence == (f"rocksdbstore/{namer}",)
+    assert f"which {namer} names" in words and "from a backup" in words
+    assert ("000013.sst" if lost == "*.sst" else "MANIFEST-000005") in words
+    assert state_of(root) == before
+    run("recover", root, "--apply", code=4)
+    result = run("salvage", root, "--into", tmp_path / "s", code=1)
+    assert "left behind: rocksdb_store" in result.stdout

@@ -176,3 +176,15 @@ def test_verify_reads_the_other_databases(folder: str, copied: Copied) -> None:
     result = CliRunner().invoke(app, ["verify", str(root)])
     assert result.exit_code == 1
     assert f"next: put {folder} back from a backup, then: logquarry verify" in result.stdout
+
+
+@pytest.mark.usefixtures("no_package")
+@pytest.mark.parametrize("lost", ["*.sst", "MANIFEST-*"])
+def test_lost_files_are_found_without_the_package(lost: str, copied: Copied) -> None:
+    root = copied("5.5.0-rocksdb-more")
+    for path in (root / "rocksdbstore").glob(lost):
+        path.unlink()
+    report = lq.verify(root)
+    [found] = [one for one in report.findings if one.severity == "damage"]
+    assert (found.kind, found.file) == ("bad_rocksdb_store", "rocksdbstore")
+    assert "which" in found.reason and "missing" in found.reason

@@ -15,14 +15,14 @@ import click
 from logquarry import text
 from logquarry.cli import options
 from logquarry.cli.output import Output
-from logquarry.errors import ReplicationError, UsageError
+from logquarry.errors import ReplicationError, StoreUnavailable, UsageError
 from logquarry.format import java
-from logquarry.systems import Held, held
+from logquarry.systems import Held, held, is_locked
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
     from logquarry.protocol.ha_messages import HaTimes
-    from logquarry.replication import ConfigSync, HaSlave, MasterStatus
+    from logquarry.replication import ConfigSync, HaSlave, MasterStatus, SlaveOptions
 
 
 _STATUS_SECONDS: Final = 0.2
@@ -217,7 +217,8 @@ def replicate(
 
     The master is a RocketMQ 4.9 broker or logquarry serve-master. The log files of master and STORE
     must have the same size: if the size is not 1 GiB, pass mappedFileSizeCommitLog with --config.
-    After Ctrl-C, a broker or logquarry can open STORE for writing.
+    After Ctrl-C, a broker or logquarry can open STORE for writing. Until the master has answered,
+    replicate changes nothing in STORE.
 
     The exit code is 4 if the log in STORE is longer than the master's log or has other bytes, or if
     another process has STORE open for writing.
@@ -228,8 +229,12 @@ def replicate(
     broker = None if sync_config is None else host_port(sync_config, option="--sync-config")
     context = client_tls(tls, tls_ca, tls_cert, tls_key, tls_name)
     from logquarry.config import StoreConfig
+    from logquarry.disk.folders import held_by
+    from logquarry.log.location import local_folder
+    from logquarry.log.store_files import LOCK
     from logquarry.replication import ConfigSync, ConfigSyncOptions, HaSlave, SlaveOptions
     from logquarry.store.message_store import MessageStore
+    from logquarry.store.store_engine import check_openable
 
     settings = replace(options.store_config(config) or StoreConfig(), broker_role="SLAVE")
     follows = SlaveOptions(
@@ -240,6 +245,13 @@ def replicate(
         tls=context,
         server_name=tls_name,
     )
+    # Opening a store for writing changes files, for example by a recovery. So do it only when the
+    # master has answered, but report at once whatever would prevent it.
+    root = local_folder(folder, "only a local store can be written")
+    check_openable(root, settings)
+    if is_locked(root / LOCK):
+        raise StoreUnavailable(f"{root}: {held_by(root)}")
+    _await_master(out, host, port, follows, ends=once)
     with (
         held() as waiting,
         MessageStore.open(folder, config=settings, mode="rw") as opened,
@@ -255,11 +267,7 @@ def replicate(
             if part is not None and part.error is not None:
                 raise part.error
         if once and not slave.status().has_all:
-            raise ReplicationError(
-                f"no connection to a master in {text.plural(_TRIES, 'attempt')}: "
-                f"{slave.status().trouble}. Give the master's haListenPort (RocketMQ: listenPort "
-                "plus 1)"
-            )
+            raise _no_master(slave.status().trouble)
         if sync is not None:
             _fetch_last(out, sync)
         opened.wait_dispatched()
@@ -267,6 +275,27 @@ def replicate(
         opened.flush()
         end = opened.max_offset
     out.note(f"{folder} has the master's log up to {end}")
+
+
+def _await_master(out: Output, host: str, port: int, follows: SlaveOptions, *, ends: bool) -> None:
+    from logquarry.replication.answer import failed_attempts
+
+    noted = ""
+    with out.status_line() as show:
+        show(f"{host}:{port}: not connected")
+        for count, trouble in enumerate(failed_attempts(host, port, follows), 1):
+            if trouble != noted:
+                noted = trouble
+                out.note(trouble)
+            if ends and count == _TRIES:
+                raise _no_master(trouble)
+
+
+def _no_master(trouble: str) -> ReplicationError:
+    return ReplicationError(
+        f"no connection to a master in {text.plural(_TRIES, 'attempt')}: {trouble}. Give the "
+        "master's haListenPort (RocketMQ: listenPort plus 1)"
+    )
 
 
 def _fetch_last(out: Output, sync: ConfigSync) -> None:
@@ -382,6 +411,7 @@ def serve_master(
     from logquarry.log.layout import StoreLayout
     from logquarry.protocol.ha_messages import TransferLimits
     from logquarry.replication import ConfigServer, ConfigServerOptions, HaMaster, MasterOptions
+    from logquarry.replication.wire import Surroundings
     from logquarry.store.message_store import MessageStore
 
     settings = options.store_config(config) or StoreConfig()
@@ -401,6 +431,9 @@ def serve_master(
     )
     # Do not make STORE if it does not exist: an empty new store would only hide a mistyped path.
     StoreLayout.open(store)
+    # Opening STORE for writing changes files, so first check that the addresses are free.
+    for address in filter(None, ((host, port), asked_at)):
+        Surroundings().listen(*address).close()
     with (
         held() as waiting,
         MessageStore.open(store, config=settings, mode="rw") as opened,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -47,16 +48,22 @@ class ConfigTable(NamedTuple):
         member: the only member of the document that a save replaces, and that a slave copies from
             its master, because RocketMQ 5 keeps several tables in one file. If None, a save
             replaces the whole document.
+        decode_file: like ``decode``, but for the store's own file, which may lack a version; None
+            if there is no difference.
     """
 
     file: str
     decode: Callable[[bytes], Any]
     encode: Callable[[Any], str]
     member: str | None = None
+    decode_file: Callable[[bytes], Any] | None = None
 
 
 TOPICS: Final = ConfigTable(
-    broker_json.TOPICS_FILE, broker_json.decode_topic_document, broker_json.encode
+    broker_json.TOPICS_FILE,
+    broker_json.decode_topic_document,
+    broker_json.encode,
+    decode_file=partial(broker_json.decode_topic_document, needs_version=False),
 )
 CONSUMER_OFFSETS: Final = ConfigTable(
     broker_json.CONSUMER_OFFSET_FILE,
@@ -74,6 +81,7 @@ SUBSCRIPTION_GROUPS: Final = ConfigTable(
     broker_json.SUBSCRIPTION_GROUP_FILE,
     broker_json.decode_subscription_group_document,
     broker_json.encode,
+    decode_file=partial(broker_json.decode_subscription_group_document, needs_version=False),
 )
 
 
@@ -106,7 +114,7 @@ class ConfigFile:
         for path in (self.path, self.backup):
             try:
                 data = read_file(path)
-                value = self._table.decode(data)
+                value = (self._table.decode_file or self._table.decode)(data)
             except FileNotFoundError:
                 problems += [problem for problem in _broken_links(path) if problem not in problems]
                 continue

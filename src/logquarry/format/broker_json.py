@@ -274,24 +274,34 @@ def topic_entry(topic: TopicConfig, *, is_batch: bool = False) -> dict[str, Any]
     }
 
 
-def decode_topic_document(text: str | bytes) -> dict[str, Any]:
-    """Decode and check ``topics.json``, including members that :class:`TopicConfig` lacks."""
-    document = _versioned(text)
+def decode_topic_document(text: str | bytes, *, needs_version: bool = True) -> dict[str, Any]:
+    """Decode and check ``topics.json``, including members that :class:`TopicConfig` lacks.
+
+    If ``needs_version`` is false, a document without a version is one with an empty version.
+    RocketMQ accepts such a file.
+    """
+    document = _versioned(text, needs_version=needs_version)
     topics_of_document(document)
     return document
 
 
-def decode_subscription_group_document(text: str | bytes) -> dict[str, Any]:
-    """Decode and check ``subscriptionGroup.json`` (``SubscriptionGroupManager``)."""
-    document = _versioned(text)
+def decode_subscription_group_document(
+    text: str | bytes, *, needs_version: bool = True
+) -> dict[str, Any]:
+    """Decode and check ``subscriptionGroup.json`` (``SubscriptionGroupManager``). For
+    ``needs_version``, see :func:`decode_topic_document`.
+    """
+    document = _versioned(text, needs_version=needs_version)
     for name, entry in _table(document, "subscriptionGroupTable").items():
         if not isinstance(entry, dict):
             raise ValueError(f"subscriptionGroupTable: {name!r} is not an object")
     return document
 
 
-def _versioned(text: str | bytes) -> dict[str, Any]:
+def _versioned(text: str | bytes, *, needs_version: bool) -> dict[str, Any]:
     document = decode(text)
+    if not needs_version and isinstance(document, dict):
+        document = {DATA_VERSION: {}, **document}
     for name, value in _table(document, DATA_VERSION).items():
         whole(value, name)
     return dict(document)

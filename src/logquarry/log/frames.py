@@ -113,7 +113,8 @@ def runs_at(
         offset = int(offsets[start])
         file = log.files.at(offset)
         if file is None:
-            reason, path = "there is no file for this part of the log", layout.log_path(offset)
+            reason = layout.why_no_log_file(layout.log_file(offset)) or walk.NO_FILE
+            path = layout.log_path(offset)
             yield DamagedSpan(offset, int(sizes[start]), walk.MISSING_FILE, reason, path)
             start += 1
             continue
@@ -129,8 +130,9 @@ def _in_file(
     view = log.view(file)
     if isinstance(view, GoneFile):
         # A live broker may delete the file after the listing.
+        reason = log.layout.why_no_log_file(file.path) or "the file was deleted"
         for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
-            yield DamagedSpan(offset, size, walk.MISSING_FILE, "the file was deleted", path)
+            yield DamagedSpan(offset, size, walk.MISSING_FILE, reason, path)
         return
     filled = np.cumsum(sizes, dtype=np.int64)
     start = 0

@@ -5,9 +5,11 @@ A store without the target of a link looks like a store whose messages are missi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from logquarry.errors import StoreNotFound
 from logquarry.log.filesystem import FileSystem
-from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, is_offset_name
+from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, StoreFile, is_offset_name
 
 
 class BrokenLink(StoreNotFound):
@@ -24,8 +26,17 @@ def require_target(filesystem: FileSystem, path: str) -> None:
         )
 
 
-def require_queue_links(filesystem: FileSystem, topic: str, queue_id: int) -> None:
-    """Raise BrokenLink if a queue's folder or one of its listed files is a broken link."""
+def require_queue_links(
+    filesystem: FileSystem, topic: str, queue_id: int, files: Iterable[StoreFile] = ()
+) -> None:
+    """Raise BrokenLink if a queue's folder or one of its listed files is a broken link, and
+    StoreNotFound if one of ``files`` is a pipe or the like.
+    """
+    for file in files:
+        # The list of files has such a path as an empty file.
+        if not file.size and (wrong := filesystem.why_no_file(file.path)) is not None:
+            path = filesystem.full_path(file.path)
+            raise StoreNotFound(f"{path}: it {wrong}: move it out of the store")
     if not is_folder_name(topic):
         return
     for root in (CONSUME_QUEUE, BATCH_QUEUE):

@@ -14,14 +14,17 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logquarry.errors import CorruptFile, UsageError
 from logquarry.format import broker_json
 from logquarry.format.broker_json import FOLDER_V2, FOLDERS_V1
+from logquarry.format.rocksdb_manifest import table_name, table_numbers
 from logquarry.log.filesystem import FileSystem, LocalFileSystem
+from logquarry.text import listed
 
 if TYPE_CHECKING:
     from rocksdict import Rdict
@@ -31,6 +34,7 @@ CURRENT: Final = "CURRENT"
 _MANIFEST: Final = "MANIFEST-"
 _DATA: Final = (".sst", ".log", ".blob")
 _ATTEMPTS: Final = 3
+_MOST_NAMES: Final = 3
 _CONFIG: Final = "config"
 _FAMILY: Final = "default"
 
@@ -42,6 +46,37 @@ def is_there(filesystem: FileSystem, folder: str) -> bool:
         for entry in filesystem.list(folder)
         if not entry.is_dir
     )
+
+
+class LostFiles(NamedTuple):
+    """Files that a RocksDB folder lacks, and the file of the folder that names them."""
+
+    namer: str
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        are = "are" if len(self.names) > 1 else "is"
+        return f"{listed(self.names, _MOST_NAMES)}, which {self.namer} names, {are} missing"
+
+
+def lost_files(filesystem: FileSystem, folder: str) -> LostFiles | None:
+    """Find files that a RocksDB folder lacks: the manifest, or tables; None if it lacks none.
+
+    If the manifest cannot be parsed, the result is None too.
+    """
+    names = {entry.name for entry in filesystem.list(folder)}
+    if CURRENT not in names:
+        return None
+    with suppress(FileNotFoundError, ValueError):
+        manifest = filesystem.read(f"{folder}/{CURRENT}").decode().strip()
+        if not manifest.startswith(_MANIFEST) or "/" in manifest:
+            return None
+        if manifest not in names:
+            return LostFiles(CURRENT, (manifest,))
+        tables = table_numbers(filesystem.read(f"{folder}/{manifest}"))
+        lost = tuple(name for name in map(table_name, sorted(tables)) if name not in names)
+        return LostFiles(manifest, lost) if lost else None
+    return None
 
 
 def is_installed() -> bool:

@@ -45,6 +45,7 @@ _TAIL_RETRIES = 3
 _TAIL_RETRY_SECONDS = 0.01
 
 MISSING_FILE = "missing_file"
+NO_FILE = "there is no file for this part of the log"
 """Kind of damage: a part of the log has no file."""
 TORN_TAIL = "torn_tail"
 """Kind of damage: bytes after the last sound frame that are neither a frame nor zeros."""
@@ -298,7 +299,7 @@ class LogReader(LogBytes):
         if file is None or position - file.base >= self.size(file):
             kind, reason = self._missing_reason(file)
             if file is None or not file.size:
-                reason = self._link_reason(position) or reason
+                reason = self.layout.why_no_log_file(self.layout.log_file(position)) or reason
             return broken(kind, reason)
         at, path = position - file.base, self.layout.filesystem.full_path(file.path)
         rows = codec.empty_rows(self._rows_hint)
@@ -358,13 +359,7 @@ class LogReader(LogBytes):
                 DamageKind.TRUNCATED.label,
                 f"the file ends after {size} of {self.files.file_size} bytes",
             )
-        return MISSING_FILE, "there is no file for this part of the log"
-
-    def _link_reason(self, position: int) -> str | None:
-        target = self.layout.filesystem.broken_link(self.layout.log_file(position))
-        if target is None:
-            return None
-        return f"its file is a link to {target}, which does not exist: mount that disk"
+        return MISSING_FILE, NO_FILE
 
     def _broken(
         self, position: int, kind: str, reason: str, *, look_ahead: bool

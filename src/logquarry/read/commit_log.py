@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -15,8 +17,18 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import FileSequence, StoreFile
-from logquarry.log.walk import BlankSpan, DamagedSpan, LogEnd, LogReader, Run
+from logquarry.log.walk import (
+    MISSING_FILE,
+    NO_FILE,
+    BlankSpan,
+    DamagedSpan,
+    LogEnd,
+    LogReader,
+    Run,
+)
 from logquarry.read.log_end import last_file_start, sound_bound
+
+logger = logging.getLogger(__name__)
 
 _LONGEST_CHAIN: Final = 256
 """To find the end of the log, at most this number of frames is read one by one in pure Python. If
@@ -25,6 +37,12 @@ more frames follow, loading the compiled kernels is worth its time.
 _ZEROS_CHUNK: Final = 8 << 20
 _NO_TIME: Final = -1
 _NO_BYTES: Final = memoryview(b"")
+
+
+@lru_cache(256)
+def _warn(text: str) -> None:
+    """Log a warning once."""
+    logger.warning("%s", text)
 
 
 class CommitLog:
@@ -192,7 +210,7 @@ class CommitLog:
         """Decode the frame at an offset. Only the bytes of that frame are read."""
         file = self.files.at(offset)
         if file is None:
-            return Damage(DamageKind.TRUNCATED, "there is no file for this part of the log")
+            return Damage(DamageKind.TRUNCATED, NO_FILE)
         position = offset - file.base
         room = self.files.file_size - position
         data = self._bytes(file.path, position, frame.BLANK.size)
@@ -246,6 +264,38 @@ class CommitLog:
             return outcome
         raise self._explained(offset, outcome)
 
+    def missing_file(self, offset: int) -> CorruptFrame | None:
+        """Return an error if the path of the log file for an offset leads to no file: to a pipe, a
+        folder or a missing disk; else None.
+        """
+        file = self.files.at(offset)
+        # The list of files has such a path as an empty file.
+        reason = self._layout.why_no_log_file(file.path) if file and not file.size else None
+        if file is None or reason is None:
+            return None
+        path = self._layout.filesystem.full_path(file.path)
+        return CorruptFrame(path, offset, reason, kind=MISSING_FILE)
+
+    def missing_message(self, offset: int, size: int) -> CorruptFrame | None:
+        """Return the error of :meth:`missing_file` for a message that a read did not find.
+
+        If there is none, log a warning if the message's file is missing or short, although the log
+        has an earlier file: then the message is lost, and has not expired.
+        """
+        error, file = self.missing_file(offset), self.files.at(offset)
+        if error is not None:
+            return error
+        whole = self.files.file_size
+        if file is not None and file.size < min(whole, offset - file.base + size):
+            reason = f"the file ends after {file.size} of {whole} bytes"
+        elif file is None and self._layout.commit_log is self.files and offset >= self.min_offset:
+            reason = NO_FILE
+        else:
+            return None
+        path = self._layout.log_file(offset) if file is None else file.path
+        _warn(f"{self._layout.filesystem.full_path(path)}: {reason}: its messages are left out")
+        return None
+
     def corrupt(self, offset: int, damage: Damage) -> CorruptFrame:
         """The error for damage at an offset."""
         return CorruptFrame(
@@ -255,6 +305,8 @@ class CommitLog:
     def _explained(self, offset: int, outcome: Blank | Damage) -> MessageNotFound | CorruptFrame:
         # Walk from the file's start to find out which is true: there is damage at the offset, or
         # the offset is wrong, because it is inside a sound frame.
+        if (missing := self.missing_file(offset)) is not None:
+            return missing
         where = f"{self._layout.log_path(offset)}: no message starts at {offset}"
         file = self.files.at(offset)
         if file is not None and not self._layout.filesystem.exists(file.path):

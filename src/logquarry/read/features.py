@@ -24,7 +24,7 @@ from logquarry.log.filesystem import Entry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import LogPlace, is_on, setting
 from logquarry.log.open_files import OpenFiles
-from logquarry.log.rocksdb import CURRENT
+from logquarry.log.rocksdb import CURRENT, lost_files
 from logquarry.log.store_files import BATCH_QUEUE as BATCH_FOLDER
 from logquarry.log.store_files import COMPACTED_LOG as COMPACTION_FOLDER
 from logquarry.log.store_files import CONFIG, CONSUME_QUEUE, INDEX, REBUILD
@@ -176,6 +176,11 @@ def rocksdb_config(layout: StoreLayout) -> Feature | None:
     return Feature(ROCKSDB_CONFIG, evidence, "topics, groups and consumer offsets are in RocksDB")
 
 
+def lacks_files(feature: Feature) -> bool:
+    """Whether the feature ROCKSDB_STORE shows only in the names of files that are missing."""
+    return any(path.endswith(f"/{CURRENT}") or "/MANIFEST-" in path for path in feature.evidence)
+
+
 class _Finder:
     def __init__(self, layout: StoreLayout) -> None:
         self._layout = layout
@@ -265,9 +270,21 @@ class _Finder:
             for name in ("indexRocksDBEnable", "timerRocksDBEnable", "transRocksDBEnable")
             if is_on(self._config, name)
         )
-        if used or on:
+        # If all tables were lost, their names are still in the manifest.
+        lost = (
+            None
+            if used or folder not in self._root
+            else lost_files(self._layout.filesystem, folder)
+        )
+        if used or on or lost is not None:
             evidence = ((f"{folder}/{used[0].name}",) if used else ()) + on
-            self._add(ROCKSDB_STORE, evidence, "index, timers or transactions are in RocksDB")
+            detail = "index, timers or transactions are in RocksDB"
+            if lost is not None:
+                evidence = (f"{folder}/{lost.namer}", *on)
+                # Only the manifest shows whether there were tables.
+                known = detail.replace("are", "may be") if lost.namer == CURRENT else detail
+                detail = f"{known}, and {lost}"
+            self._add(ROCKSDB_STORE, evidence, detail)
         if any(holds_data(entry) for entry in self._list("kvStore")):
             detail = "pop records: messages that consumers have and did not acknowledge"
             self._add(POP_RECORDS, ("kvStore/",), detail)

@@ -86,9 +86,13 @@ _OUT = {
     names.QUEUE_EXT: "start the broker on the store: the broker recovers it",
     names.PROPERTY_CRC: "write the rows with `logquarry import`, or with put() in Python",
 }
-_USUAL_OUT: Final = (
-    "start the broker on the store: the broker recovers it; or copy the messages: `logquarry "
-    "export`, or `logquarry salvage --into`, which makes a plain store and lists the parts it omits"
+_COPY: Final = (
+    "copy the messages: `logquarry export`, or `logquarry salvage --into`, which makes a plain "
+    "store and lists the parts it omits"
+)
+_USUAL_OUT: Final = f"start the broker on the store: the broker recovers it; or {_COPY}"
+_LOST_FILES_OUT: Final = (
+    f"put the missing files back from a backup: without them, the broker does not start; or {_COPY}"
 )
 _ROCKETMQ_MODE: Final = "recovery_mode"
 _NOT_AS_ROCKETMQ: Final = frozenset(
@@ -208,6 +212,8 @@ def _error(root: str, feature: Feature, action: Action) -> UnsupportedStore:
     what = f"{root}: it cannot {action.value}: {feature.name} ({shown}): {feature.detail}"
     why = "" if harm is None else f". {harm}"
     out = _OUT.get(feature.name, _USUAL_OUT)
+    if feature.name == names.ROCKSDB_STORE and names.lacks_files(feature):
+        out = _LOST_FILES_OUT
     return UnsupportedStore(
         f"{what}{why}. Nothing was changed; reading and export work. Way out: {out}",
         feature=feature.name,

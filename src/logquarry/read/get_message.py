@@ -388,8 +388,15 @@ def get_message(
             # Check for unreadable bytes after the read, because a page can be lost during the read.
             found = log.unreadable_at(physical_offset, unit_size) or found
         if found is None:
+            is_known = physical_offset in known_damage
+            missing = None if is_known else log.missing_message(physical_offset, unit_size)
+            if missing is not None:
+                if messages:
+                    done -= 1
+                    break
+                raise missing
             status = GetMessageStatus.MESSAGE_WAS_REMOVING
-            if physical_offset in known_damage:
+            if is_known:
                 # The message was not deleted with its file, but is damaged. Later messages of the
                 # file may exist.
                 continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -24,7 +25,14 @@ from logquarry.log.broker_version import OFFSET_AT, ROCKSDB_STORE, harmed_offset
 from logquarry.log.filesystem import LocalFileSystem, below
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE
-from logquarry.log.rocksdb import RocksDb, is_installed, is_there, place_of, read_config
+from logquarry.log.rocksdb import (
+    RocksDb,
+    is_installed,
+    is_there,
+    lost_files,
+    place_of,
+    read_config,
+)
 from logquarry.log.store_files import (
     CHECKPOINT,
     COMPACTED,
@@ -141,7 +149,10 @@ def check_config(layout: StoreLayout, report: VerifyReport) -> None:
     decoders: dict[str, Callable[[bytes], object]] = {
         broker_json.CONSUMER_OFFSET_FILE: broker_json.decode_consumer_offsets,
         broker_json.DELAY_OFFSET_FILE: broker_json.decode_delay_offsets,
-        broker_json.TOPICS_FILE: broker_json.decode_topics,
+        broker_json.TOPICS_FILE: partial(broker_json.decode_topic_document, needs_version=False),
+        broker_json.SUBSCRIPTION_GROUP_FILE: partial(
+            broker_json.decode_subscription_group_document, needs_version=False
+        ),
     }
     for file in FOLDERS_V1 if is_installed() else ():
         place = place_of(layout.filesystem, file)
@@ -182,6 +193,9 @@ def check_databases(layout: StoreLayout, report: VerifyReport, *, is_live: bool)
 def _check_database(layout: StoreLayout, folder: str, report: VerifyReport) -> None:
     if not is_there(layout.filesystem, folder):
         return
+    lost = lost_files(layout.filesystem, folder)
+    if lost is not None:
+        raise CorruptFile(folder, 0, str(lost))
     if is_installed():
         database = RocksDb(layout.filesystem, folder)
         for family in database.families:

@@ -50,7 +50,7 @@ _READS: Final = 16
 _LARGE: Final = 256 << 10
 _SYNC_MS: Final = 20
 """Minimum number of milliseconds between two syncs while _LARGE bytes or more arrive at once."""
-_CONNECT_SECONDS: Final = 5.0
+CONNECT_SECONDS: Final = 5.0
 _LONGEST_WAIT_MS: Final = 1_000
 _END_SECONDS: Final = 600.0
 _LONG_SECONDS: Final = 3_600.0
@@ -285,7 +285,7 @@ class HaSlave(Worker):
 
     def _follow(self) -> Waits:
         request = self._replica.request()
-        connection = self._surroundings.connect(self._host, self._port, _CONNECT_SECONDS)
+        connection = self._surroundings.connect(self._host, self._port, CONNECT_SECONDS)
         try:
             name = self._options.server_name or self._host
             tls = self._options.tls

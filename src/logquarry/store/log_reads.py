@@ -163,7 +163,11 @@ class LogReads(ABC):
     def _frame_at(self, physical_offset: int) -> Frame | None:
         if not self.min_offset <= physical_offset < self.max_offset:
             return None
-        return self._log.sound_frame_at(physical_offset)
+        found = self._log.sound_frame_at(physical_offset)
+        missing = self._log.missing_file(physical_offset) if found is None else None
+        if missing is not None:
+            raise missing
+        return found
 
     @abstractmethod
     def _log_reader(self) -> LogReader:

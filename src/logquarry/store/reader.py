@@ -24,6 +24,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.links import require_queue_links
 from logquarry.log.location import absolute
 from logquarry.log.open_files import OpenFiles
+from logquarry.log.store_files import StoreFile
 from logquarry.log.walk import LogReader
 from logquarry.message import Message
 from logquarry.read.batch_queue import open_queue
@@ -67,6 +68,7 @@ class BaseReader(StoreReads):
     def __init__(self, layout: StoreLayout, *, broker: str) -> None:
         self._files = OpenFiles(layout, is_strict=True)
         self._queues: dict[tuple[str, int], FileQueue] = {}
+        self._checked: dict[tuple[str, int], tuple[StoreFile, ...]] = {}
         log = CommitLog(layout, files=self._files, last_entries=self._last_entries)
         super().__init__(layout, log, broker=broker)
         self._index = Index(layout, files=self._files)
@@ -186,8 +188,11 @@ class BaseReader(StoreReads):
         if not self._found.has_queue_files:
             return self._found.log_queues[0].get((topic, queue_id))
         found = self._file_queue(topic, queue_id)
-        if found is None or self.layout.filesystem.dead_links:
-            require_queue_links(self.layout.filesystem, topic, queue_id)
+        filesystem, files = self.layout.filesystem, () if found is None else found.files
+        # A get takes a few microseconds, so it does not check the files of each queue again.
+        if not files or filesystem.dead_links or self._checked.get((topic, queue_id)) is not files:
+            require_queue_links(filesystem, topic, queue_id, files)
+            self._checked[topic, queue_id] = files
         if self._found.has_other_queues:
             other = self._found.log_queues[0].get((topic, queue_id))
             # If a broker has moved its queues to RocksDB, the queue files lack the entries written

@@ -103,43 +103,11 @@ class StoreEngine:
         self.disk = disk
         self.health = disk.health
         self.flags = RunningFlags()
-        if config.max_index_num is not None and config.index_shape is not None:
-            check_room(config.index_shape)
         self.listeners = ArrivalListeners()
         self.recorder = StatsRecorder()
         self._closing = threading.Lock()
         self._are_stopped = False
-        try:
-            layout = StoreLayout.open(root, config).by_content()
-        except BrokenLink:
-            raise
-        except StoreNotFound:
-            # The folder has no store yet, so it has no unsupported features. If it contains other
-            # files, check_folder below raises an error.
-            is_new, unsupported = True, None
-            self._has_property_crc = is_on(config, "enabledAppendPropCRC")
-        else:
-            is_new = False
-            features = find_features(layout, index=False)
-            self._has_property_crc = features.get(PROPERTY_CRC) is not None
-            unsupported = refusal(
-                layout,
-                Action.WRITE,
-                mode=config.recovery,
-                may_lack_log=accept_loss is not None,
-                found=features,
-            )
-        if unsupported is not None:
-            raise unsupported
-        open_check.check_folder(root)
-        check_places(root)
-        check_config_links(root)
-        if is_new:
-            _require_outside_of_stores(root)
-        if not is_lockable(root):
-            # Taking the lock creates a file. A refused opening must change nothing, so make all
-            # checks before.
-            open_check.check_before_lock(root, config, accept_loss)
+        self._has_property_crc = check_openable(root, config, accept_loss)
         disk.make_folders(root)
         with ExitStack() as undo:
             # The steps of `_end` run last, in reverse order: after closing, or after a failed
@@ -477,6 +445,48 @@ class StoreEngine:
             logger.error("%s: not shut down cleanly: %s", self.root, error)
             return False
         return True
+
+
+def check_openable(root: Path, config: StoreConfig, accept_loss: int | None = None) -> bool:
+    """Check, without a change of the store, whether it can be opened for writing. Return whether
+    its messages have property CRCs.
+
+    Only checks that need no lock are made. Raises the errors of :class:`StoreEngine`.
+    """
+    if config.max_index_num is not None and config.index_shape is not None:
+        check_room(config.index_shape)
+    try:
+        layout = StoreLayout.open(root, config).by_content()
+    except BrokenLink:
+        raise
+    except StoreNotFound:
+        # The folder has no store yet, so it has no unsupported features. If it contains other
+        # files, check_folder below raises an error.
+        is_new, unsupported = True, None
+        has_property_crc = is_on(config, "enabledAppendPropCRC")
+    else:
+        is_new = False
+        features = find_features(layout, index=False)
+        has_property_crc = features.get(PROPERTY_CRC) is not None
+        unsupported = refusal(
+            layout,
+            Action.WRITE,
+            mode=config.recovery,
+            may_lack_log=accept_loss is not None,
+            found=features,
+        )
+    if unsupported is not None:
+        raise unsupported
+    open_check.check_folder(root)
+    check_places(root)
+    check_config_links(root)
+    if is_new:
+        _require_outside_of_stores(root)
+    if not is_lockable(root):
+        # Taking the lock creates a file. A refused opening must change nothing, so make all
+        # checks before.
+        open_check.check_before_lock(root, config, accept_loss)
+    return has_property_crc
 
 
 def _require_outside_of_stores(root: Path) -> None:

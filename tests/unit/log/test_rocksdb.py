@@ -10,7 +10,8 @@ import pytest
 
 from logquarry.errors import CorruptFile
 from logquarry.log.filesystem import LocalFileSystem
-from logquarry.log.rocksdb import RocksDb
+from logquarry.log.rocksdb import RocksDb, lost_files
+from tests.unit.format.test_rocksdb_manifest import manifest, new_file
 
 
 def test_no_temporary_folder_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,3 +23,28 @@ def test_no_temporary_folder_can_be_made(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(CorruptFile, match="No space left on device: set TMPDIR") as caught:
         RocksDb(LocalFileSystem(str(tmp_path)), "db")
     assert caught.value.path == str(tmp_path / "db")
+
+
+def test_lost_files(tmp_path: Path) -> None:
+    folder = tmp_path / "db"
+    folder.mkdir()
+    files = LocalFileSystem(str(tmp_path))
+    assert lost_files(files, "db") is None
+    (folder / "CURRENT").write_text("MANIFEST-000005\n")
+    lost = lost_files(files, "db")
+    assert str(lost) == "MANIFEST-000005, which CURRENT names, is missing"
+    (folder / "MANIFEST-000005").write_bytes(manifest(new_file(8), new_file(9)))
+    lost = lost_files(files, "db")
+    assert str(lost) == "000008.sst, 000009.sst, which MANIFEST-000005 names, are missing"
+    (folder / "000009.sst").touch()
+    lost = lost_files(files, "db")
+    assert str(lost) == "000008.sst, which MANIFEST-000005 names, is missing"
+    (folder / "000008.sst").touch()
+    assert lost_files(files, "db") is None
+    # Such a folder is damaged, but shows no names.
+    for text in (b"", b"../x", b"MANIFEST-/x", b"\xff"):
+        (folder / "CURRENT").write_bytes(text)
+        assert lost_files(files, "db") is None
+    (folder / "CURRENT").write_text("MANIFEST-000005\n")
+    (folder / "MANIFEST-000005").write_bytes(manifest(b"\x4d"))
+    assert lost_files(files, "db") is None

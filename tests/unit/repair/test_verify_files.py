@@ -96,3 +96,21 @@ def test_a_database_that_cannot_be_listed(
     found = verify_store(layout).findings
     expected = [] if is_live and failures == 1 else [("bad_rocksdb_store", folder, "damage")]
     assert [(one.kind, one.file, one.severity) for one in found if one.kind != "live"] == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "table"),
+    [("topics.json", "topicConfigTable"), ("subscriptionGroup.json", "subscriptionGroupTable")],
+)
+@pytest.mark.parametrize("version", ["null", "[1]", '"x"', '{"counter":"x"}'])
+def test_an_invalid_version_is_found_as_the_writer_finds_it(
+    file: str, table: str, version: str, store: Path
+) -> None:
+    """RocketMQ does not load such a file, and a writer does not change it."""
+    path = store / "config" / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'{{"{table}":{{}}}}')
+    assert not lq.verify(store).findings
+    path.write_text(f'{{"{table}":{{}},"dataVersion":{version}}}')
+    [found] = lq.verify(store).findings
+    assert (found.kind, found.file) == ("bad_config", f"config/{file}")

@@ -134,3 +134,15 @@ def test_a_removed_topic_that_gets_messages_again_is_listed(tmp_path: Path) -> N
         assert set(table.configs()) == set(counts(tmp_path)) == {"orders", "other"}
         table.change({"orders": None})
         assert set(table.configs()) == {"other"}
+
+
+def test_a_file_without_a_version_gets_new_topics(tmp_path: Path) -> None:
+    """RocketMQ accepts such a file: it starts with a new version."""
+    put(tmp_path, ("orders", 0))
+    without = document(tmp_path)
+    del without["dataVersion"]
+    file(tmp_path).write_text(json.dumps(without))
+    assert not lq.verify(tmp_path).findings
+    put(tmp_path, ("paid", 0))
+    assert counts(tmp_path) == {"orders": (1, 1), "paid": (1, 1)}
+    assert document(tmp_path)["dataVersion"]["counter"] == 1
