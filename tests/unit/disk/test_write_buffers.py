@@ -54,6 +54,6 @@ def test_a_pool_that_needs_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> N
     def fail(*_: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(write_buffers.mmap, "mmap", fail)
+    monkeypatch.setattr(mmap, "mmap", fail)
     with pytest.raises(StoreUnavailable, match=r"1,000 buffers.*transient_store_pool_size"):
         TransientStorePool(1_000, 1 << 30)
