@@ -376,6 +376,12 @@ class StoreConfig(LayoutConfig):
             text = Path(path).read_text("utf-8")
         except (OSError, UnicodeError) as error:
             raise UsageError(f"{path}: cannot be read: {error}") from error
+        if text.startswith("\ufeff"):
+            # In RocketMQ, the mark becomes part of the first name, so this setting is ignored.
+            raise UsageError(
+                f"{path}: begins with a byte order mark, which hides the first setting from "
+                "RocketMQ: save the file as UTF-8 without a byte order mark"
+            )
         values: Any = {}
         if text.lstrip().startswith("{"):
             try:

@@ -237,3 +237,11 @@ def test_a_json_file_holds_an_object(tmp_path: Path) -> None:
 def test_a_number_that_python_cannot_write(name: str, value: object) -> None:
     with pytest.raises(UsageError, match=f"^{name}"):
         StoreConfig.from_mapping({name: value})
+
+
+@pytest.mark.parametrize("text", ["flushDiskType=SYNC_FLUSH", '{"flushDiskType":"SYNC_FLUSH"}'])
+def test_a_byte_order_mark_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text(text, "utf-8-sig")
+    with pytest.raises(UsageError, match="byte order mark"):
+        StoreConfig.from_file(path)

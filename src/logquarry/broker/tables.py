@@ -22,7 +22,7 @@ from logquarry.disk.config_file import (
     ConsumerOffsets,
 )
 from logquarry.disk.disk import Disk
-from logquarry.format import broker_json
+from logquarry.format import broker_json, java
 from logquarry.format.broker_json import TopicConfig
 from logquarry.log.store_files import CONFIG
 from logquarry.protocol.remoting_codes import Refused, ResponseCode
@@ -215,7 +215,9 @@ class Tables:
     def group_document(self) -> dict[str, Any]:
         """Return the document to write to ``subscriptionGroup.json``. Thread-safe."""
         old = self._group_document["dataVersion"]
-        version = {**old, "counter": int(old.get("counter", 0)) + self._version}
+        # As in RocketMQ, the counter overflows to the lowest number.
+        counter = java.to_long(int(old.get("counter", 0)) + self._version)
+        version = {**old, "counter": counter}
         if self._version:
             version["timestamp"] = int(time.time() * 1_000)
         return {

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.disk.disk import Disk
+from logquarry.errors import StoreUnavailable, reason_of
 from logquarry.log.readable import memory_call
 
 _POPULATE_WRITE: Final = 23
@@ -64,7 +65,14 @@ class TransientStorePool:
         self.count = count
         self.size = size
         self._lock = threading.Lock()
-        self._free = deque(memoryview(mmap.mmap(-1, size)) for _ in range(count))
+        self._free: deque[memoryview] = deque()
+        try:
+            self._free = deque(memoryview(mmap.mmap(-1, size)) for _ in range(count))
+        except OSError as error:
+            raise StoreUnavailable(
+                f"the transient store pool needs {count:,} buffers of {size:,} bytes: "
+                f"{reason_of(error)}, or lower transient_store_pool_size"
+            ) from error
 
     @property
     def available(self) -> int:

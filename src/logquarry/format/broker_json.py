@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import struct
 from collections.abc import Collection, Iterable, Mapping
@@ -46,8 +47,9 @@ MAX_NESTING = 64
 def replace_member(document: str, name: str, source: str) -> str:
     """Replace one member of a document's object by the same member of another document.
 
-    All other bytes stay unchanged, so members that logquarry does not know are kept. Raises
-    ValueError if one of the documents has no member of this name.
+    All other bytes stay unchanged, so members that logquarry does not know are kept. If a document
+    has several members of this name, the last one counts, as in :func:`decode`. Raises ValueError
+    if one of the documents has no member of this name.
     """
     start, stop = _member_span(document, name)
     first, last = _member_span(source, name)
@@ -56,6 +58,7 @@ def replace_member(document: str, name: str, source: str) -> str:
 
 def _member_span(document: str, name: str) -> tuple[int, int]:
     depth, key_at, value_at, key = 0, 0, -1, ""
+    found: tuple[int, int] | None = None
     for token in _STRUCTURE.finditer(document):
         sign = token[0]
         if sign in "{[":
@@ -63,20 +66,24 @@ def _member_span(document: str, name: str) -> tuple[int, int]:
             if depth == 1:
                 key_at = token.end()
         elif depth == 1 and sign == ":" and value_at < 0:
-            key, value_at = document[key_at : token.start()].strip().strip('"'), token.end()
+            key, value_at = document[key_at : token.start()].strip(), token.end()
         elif depth == 1 and sign in ",}":
-            if value_at >= 0 and key == name:
-                return value_at, token.start()
+            if value_at >= 0 and (json.loads(key) if key.startswith('"') else key) == name:
+                found = value_at, token.start()
             key_at, value_at = token.end(), -1
         if sign in "}]":
             depth -= 1
-    raise ValueError(f"there is no member {name!r}")
+    if found is None:
+        raise ValueError(f"there is no member {name!r}")
+    return found
 
 
 def decode(text: str | bytes) -> Any:
-    """Decode a document. Keys without quotes (integers) become strings.
+    """Decode a document. Keys without quotes (integers) become strings, and NaN becomes None, as in
+    fastjson.
 
-    If the text has another syntax or is nested too deeply, this raises ValueError.
+    If the text has another syntax, is nested too deeply, or contains a number that is infinite or
+    too large, this raises ValueError.
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8")
@@ -94,8 +101,23 @@ def decode(text: str | bytes) -> Any:
     # Try to parse strict JSON first, because the search for keys without quotes takes much longer
     # than parsing.
     with contextlib.suppress(ValueError):
-        return json.loads(text)
-    return json.loads(_TOKEN.sub(quote, text))
+        return _DECODER.decode(text)
+    return _DECODER.decode(_TOKEN.sub(quote, text))
+
+
+def _constant(name: str) -> None:
+    if name != "NaN":
+        raise ValueError(f"{name} is not a number")
+
+
+def _finite(text: str) -> float:
+    # `encode` cannot write an infinite number, so a writer could not save the document again.
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"the number {text[:80]} is too large")
+    return value
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_constant, parse_float=_finite)
 
 
 def encode(value: Any) -> str:

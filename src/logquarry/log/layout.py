@@ -307,9 +307,17 @@ class StoreLayout:
     def _identify(self, named: tuple[StoreFile, ...]) -> LogNames:
         if self.log_folders.feature is not None:
             return LogNames(named)
-        entries = self.filesystem.list(store_files.COMMIT_LOG)
+        listed = {file.path for file in named}
+        # A writer may have created a log file since ``named`` was listed. Leave this file out:
+        # without an offset, it would be a file with a wrong name.
+        entries = [
+            entry
+            for entry in self.filesystem.list(store_files.COMMIT_LOG)
+            if not store_files.is_log_file(entry)
+            or f"{store_files.COMMIT_LOG}/{entry.name}" in listed
+        ]
         found = identify_files(self.filesystem, named, entries)
-        known = {file.path for file in named} | {one.path for one in found.renames}
+        known = listed | {one.path for one in found.renames}
         for entry in entries:
             if (path := f"{store_files.COMMIT_LOG}/{entry.name}") not in known:
                 self._folders.ignore(path)

@@ -74,6 +74,11 @@ def is_offset_name(name: str) -> bool:
     return len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
 
 
+def is_log_file(entry: Entry) -> bool:
+    """Whether an entry is a file whose name is the offset of a log file or a queue file."""
+    return is_offset_name(entry.name) and not entry.is_dir and int(entry.name) <= LARGEST_BASE
+
+
 def is_index_name(name: str) -> bool:
     """Whether a name has the form of an index file's name: the time of its creation."""
     return name.isascii() and name.isdigit()
@@ -260,11 +265,10 @@ class StoreFolders:
         hidden: list[str] = []
         for entry in self.filesystem.list(folder):
             name = entry.name
-            numbered = is_offset_name(name)
-            if numbered and not entry.is_dir and int(name) <= LARGEST_BASE:
+            if is_log_file(entry):
                 files.append(StoreFile(int(name), entry.size, f"{folder}/{name}"))
                 continue
-            if numbered and entry.is_dir and folder == COMMIT_LOG:
+            if entry.is_dir and folder == COMMIT_LOG and is_offset_name(name):
                 hidden.append(name)
             if folder != COMMIT_LOG or self._goes_by_names:
                 self.ignore(f"{folder}/{name}")

@@ -157,7 +157,8 @@ class TopicTable:
 
     def _versioned(self, old: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
         version = dict(old["dataVersion"])
-        version["counter"] = int(version.get("counter", 0)) + 1
+        # RocketMQ's counter is an AtomicLong, which overflows to the lowest number.
+        version["counter"] = java.to_long(int(version.get("counter", 0)) + 1)
         version["timestamp"] = self._clock()
         return {**old, "dataVersion": version, "topicConfigTable": table}
 

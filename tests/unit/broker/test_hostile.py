@@ -224,3 +224,25 @@ def test_a_held_pull_keeps_nothing_of_its_request(tmp_path: Path) -> None:
         assert [m.body for m in messages_of(await held)] == [b"wakes"]
 
     play(scenario, tmp_path / "s")
+
+
+def test_unusual_values_in_the_table_of_groups(tmp_path: Path) -> None:
+    path = tmp_path / "s" / "config" / "subscriptionGroup.json"
+    most = 2**63 - 1
+    text = f'{{"x":NaN,"dataVersion":{{"counter":{most}}},"subscriptionGroupTable":{{"a":{{}}}}}}'
+
+    def create(name: str) -> None:
+        async def scenario(_: Broker, client: Client) -> None:
+            code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+            body = b'{"groupName":"%s"}' % name.encode()
+            assert (await client.ask(code, body=body)).code == 0
+
+        play(scenario, tmp_path / "s")
+
+    create("a")
+    path.write_text(text)
+    for name in "b", "c":
+        create(name)
+    found = json.loads(path.read_text())
+    assert {"a", "b", "c"} <= set(found["subscriptionGroupTable"]) and found["x"] is None
+    assert -(2**63) < found["dataVersion"]["counter"] < 0

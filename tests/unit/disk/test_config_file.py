@@ -165,3 +165,21 @@ def test_members_that_are_not_known_stay(tmp_path: Path) -> None:
     assert again.save()
     assert path.read_text().endswith(tail)
     assert broker_json.decode_consumer_offsets(path.read_text())["A", "g"] == {0: 5, 1: 7}
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        '{"offsetTable":{"A@g":{0:1}},"offsetTable":{"A@g":{0:2}}}',
+        r'{"\u006fffsetTable":{"A@g":{0:2}}}',
+    ],
+)
+def test_offsets_of_an_unusual_document_are_replaced(tmp_path: Path, before: str) -> None:
+    path = tmp_path / "config" / broker_json.CONSUMER_OFFSET_FILE
+    path.parent.mkdir()
+    path.write_text(before)
+    offsets = ConsumerOffsets(Disk(), tmp_path)
+    assert offsets.of("A", "g") == {0: 2}
+    offsets.commit("A", "g", 0, 5)
+    assert offsets.save()
+    assert ConsumerOffsets(Disk(), tmp_path).of("A", "g") == {0: 5}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from logquarry.disk import write_buffers
 from logquarry.disk.disk import Disk
-from logquarry.disk.write_buffers import FileCopy
+from logquarry.disk.write_buffers import FileCopy, TransientStorePool
+from logquarry.errors import StoreUnavailable
 
 PAGE = 64 << 10
 SIZE = 16 * PAGE
@@ -46,3 +48,12 @@ def test_only_whole_pages_are_released(
     assert bytes(copy.view[:loaded]) == b"x" * loaded
     copy.close()
     os.close(descriptor)
+
+
+def test_a_pool_that_needs_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", fail)
+    with pytest.raises(StoreUnavailable, match=r"1,000 buffers.*transient_store_pool_size"):
+        TransientStorePool(1_000, 1 << 30)

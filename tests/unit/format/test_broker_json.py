@@ -150,6 +150,8 @@ def test_hostile_text_takes_no_long_time(text: str) -> None:
         ('{"t":{1:2}}', '{"t":{0:9}}'),
         ('{t:[1,{"t":2}], "b":3}', '{t:{0:9}, "b":3}'),
         ('{"a":{"t":1},"x":"}\\",{t:","t" : 1 }', '{"a":{"t":1},"x":"}\\",{t:","t" :{0:9}}'),
+        ('{"t":{1:2},"b":3,"t":{1:4}}', '{"t":{1:2},"b":3,"t":{0:9}}'),
+        (r'{"\u0074":{1:2}}', r'{"\u0074":{0:9}}'),
     ],
 )
 def test_replacing_a_member(document: str, expected: str) -> None:
@@ -161,6 +163,21 @@ def test_replacing_a_member(document: str, expected: str) -> None:
 def test_replacing_a_member_that_is_not_there(document: str) -> None:
     with pytest.raises(ValueError, match="no member"):
         broker_json.replace_member(document, "t", '{"t":1}')
+
+
+def test_numbers_that_json_lacks() -> None:
+    # RocketMQ's fastjson reads NaN as null. A document that a broker can read must not become one
+    # that a writer cannot write again.
+    assert broker_json.decode('{"a":NaN,1:[NaN]}') == {"a": None, "1": [None]}
+    assert broker_json.encode(broker_json.decode('{"a":NaN}')) == '{\n\t"a":null\n}'
+
+
+@pytest.mark.parametrize(
+    "text", ["Infinity", "-Infinity", "1e999", "{1:-1e999}", "1" + "0" * 400 + ".0"]
+)
+def test_infinite_numbers_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        broker_json.decode(text)
 
 
 @pytest.mark.parametrize("text", ['{"x":"%s"}', '{0:1,"x":"%s"}', '"%s'])

@@ -15,11 +15,13 @@ from logquarry.format import checkpoint, frame, java
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import Frame
 from logquarry.log.columns import Decoding, record_batch
+from logquarry.log.filesystem import Entry
 from logquarry.log.frames import runs_at
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import DURABLE, FileSequence, StoreFile
 from logquarry.log.walk import LogEnd, LogReader, Run
 from tests.conformance.golden_facts import SOUND, Scenario
+from tests.helpers.store_maker import StoreMaker
 
 
 def make(root: Path, *names: str, size: int = 0) -> StoreLayout:
@@ -245,6 +247,30 @@ def test_files_that_come_are_seen_after_a_refresh(tmp_path: Path) -> None:
     assert len(layout.commit_log.files) == 1
     layout.refresh()
     assert len(layout.commit_log.files) == 2
+
+
+@pytest.mark.parametrize("listing", range(1, 5))
+def test_a_file_that_a_writer_adds_between_two_listings(tmp_path: Path, listing: int) -> None:
+    made = StoreMaker()
+    for _ in range(100):
+        made.put()
+    made.write(tmp_path)
+    last = max((tmp_path / "commitlog").iterdir())
+    data = last.read_bytes()
+    last.unlink()
+    layout = StoreLayout.open(tmp_path)
+    list_folder, listings = layout.filesystem.list, []
+
+    def listed(path: str) -> list[Entry]:
+        found = list_folder(path)
+        listings.append(path)
+        if listings.count("commitlog") == listing:
+            last.write_bytes(data)
+        return found
+
+    layout.filesystem.list = listed  # type: ignore[method-assign]
+    assert not layout.log_names.renames and not layout.ignored
+    layout.require_right_names()
 
 
 def test_another_configuration_has_its_own_lists(tmp_path: Path) -> None:

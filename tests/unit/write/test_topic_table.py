@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import logquarry as lq
 from logquarry.disk.disk import Disk
 from logquarry.write.queue_table import TopicTable, is_listed, topics_of
@@ -76,6 +78,25 @@ def test_other_settings_and_unknown_members_stay(tmp_path: Path) -> None:
     assert orders == OTHERS["topicConfigTable"]["orders"] | {"writeQueueNums": 5}
     assert found["unknown"] == OTHERS["unknown"]
     assert found["dataVersion"]["counter"] == 10 and found["dataVersion"]["stateVersion"] == 3
+
+
+@pytest.mark.parametrize("counter", [2**63 - 1, -1])
+def test_a_counter_overflows_as_in_java(tmp_path: Path, counter: int) -> None:
+    file(tmp_path).parent.mkdir()
+    version = {"counter": counter}
+    file(tmp_path).write_text(json.dumps({"dataVersion": version, "topicConfigTable": {}}))
+    put(tmp_path, ("a", 0))
+    put(tmp_path, ("b", 0))
+    assert set(counts(tmp_path)) == {"a", "b"}
+    assert document(tmp_path)["dataVersion"]["counter"] in (1 - 2**63, 1)
+
+
+def test_a_member_that_is_no_number_does_not_end_the_store(tmp_path: Path) -> None:
+    file(tmp_path).parent.mkdir()
+    file(tmp_path).write_text('{"x":NaN,"dataVersion":{},"topicConfigTable":{}}')
+    put(tmp_path, ("orders", 0))
+    assert set(counts(tmp_path)) == {"orders"}
+    assert not (tmp_path / "abort").exists()
 
 
 def test_a_store_whose_file_is_lost_gets_all_topics(tmp_path: Path) -> None:

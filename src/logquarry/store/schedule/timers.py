@@ -251,6 +251,9 @@ class TimerDelivery(Delivery):
             position, first = int(saved["position"]), int(saved["first"])
             enqueued, read_time = int(saved["enqueued"]), int(saved["read_time"])
             delivered = frozenset(map(int, saved["delivered"]))
+            if not (0 <= first <= enqueued and position >= 0 and abs(read_time) <= _FOREVER):
+                # With such a `first`, waiting messages would count as delivered.
+                raise ValueError("its numbers contradict each other")
         except FileNotFoundError:
             return known
         except (OSError, *INVALID_JSON) as error:

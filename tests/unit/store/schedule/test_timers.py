@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,26 @@ def test_invalid_progress_does_not_count(tmp_path: Path, text: str) -> None:
     (tmp_path / ".logquarry" / "timers.json").write_text(text)
     with opened(tmp_path, clock) as store:
         assert store.deliver_due() == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("first", 2**63), ("first", 2), ("first", -(10**15)), ("position", -1), ("read_time", 2**63)],
+)
+def test_progress_with_impossible_numbers_does_not_count(
+    tmp_path: Path, name: str, value: int
+) -> None:
+    clock = FakeClock(NOW)
+    with opened(tmp_path, clock) as store:
+        store.put(lq.Message("t", b"1", deliver_at=NOW + 2_000))
+        assert store.deliver_due() == 0
+    path = tmp_path / ".logquarry" / "timers.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with opened(tmp_path, clock) as store:
+        store.put(lq.Message("t", b"2", deliver_at=NOW + 2_000))
+        clock.now += 3_000
+        assert store.deliver_due() == 2
+        assert bodies(store) == [b"1", b"2"]
 
 
 def test_a_thread_delivers(tmp_path: Path) -> None:
