@@ -97,6 +97,24 @@ def test_a_message_without_a_store_time_gets_the_time_of_the_import(
     assert len(others) == 3 and all(before <= other for other in others)
 
 
+@pytest.mark.parametrize(
+    ("topic", "expected"),
+    [
+        ("SCHEDULE_TOPIC_XXXX", "also those that the old broker has already delivered"),
+        ("rmq_sys_wheel_timer", "also those that the old broker has already delivered"),
+        ("RMQ_SYS_TRANS_HALF_TOPIC", "a broker can end the wrong transactions"),
+    ],
+)
+def test_a_warning_names_messages_that_a_broker_processes_again(
+    topic: str, expected: str, tmp_path: Path, put_in: Import
+) -> None:
+    source = write(tmp_path / "s.jsonl", line(), line(topic=topic, properties={"DELAY": "3"}))
+    result = put_in(source)
+    assert f"warning: put 1 message of {topic}: " in result.stderr and expected in result.stderr
+    assert "export only your own topics (--topic)" in result.stderr
+    assert "warning: " not in put_in(write(tmp_path / "o.jsonl", line())).stderr
+
+
 def test_columns_in_which_all_values_are_missing(tmp_path: Path, put_in: Import) -> None:
     names = ("queue_id", "born_timestamp", "born_host", "sys_flag", "tags", "properties")
     given = {"topic": ["orders"], "body": [b"text"], "keys": ["k"]}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import logquarry as lq
+from logquarry.format.frame import MAGIC_V1, MAGIC_V2, Frame
 from logquarry.repair.salvage.target import SalvageTarget
 from logquarry.testing.builder import StoreBuilder
 from tests.helpers.command import jsonl, run
@@ -84,6 +85,28 @@ def test_refusals(small_store: Path, tmp_path: Path) -> None:
     (tmp_path / "new/x").touch()
     assert "it holds x" in run("salvage", small_store, "--into", tmp_path / "new", code=2).stderr
     run("salvage", tmp_path / "nothing", code=3)
+
+
+@pytest.mark.parametrize("topic", ["t" * 127, "t" * 128, "\u4e3b" * 43])
+def test_frames_that_rocketmq_4_cannot_read_are_reported(topic: str, tmp_path: Path) -> None:
+    is_long = len(topic.encode()) > 127
+    magic = MAGIC_V2 if is_long else MAGIC_V1
+    with StoreBuilder(tmp_path / "store", file_size=1 << 12, queue_file_size=200) as builder:
+        builder.append(Frame(topic=topic.encode(), body=b"1", magic=magic))
+        builder.put("orders", b"2")
+    found = run("salvage", tmp_path / "store").stdout
+    expected = "1 message in topics whose names are longer than 127 bytes: only RocketMQ 5"
+    assert (expected in found) == is_long
+
+
+def test_messages_in_batch_queues_are_reported(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with opened(root) as store:
+        store.put(lq.Message("orders", b"1"))
+    assert "batch queues" not in run("salvage", root).stdout
+    topics = {"topicConfigTable": {"orders": {"attributes": {"queue.type": "BatchCQ"}}}}
+    (root / "config" / "topics.json").write_text(json.dumps(topics))
+    assert "1 message in batch queues: only RocketMQ 5 serves" in run("salvage", root).stdout
 
 
 def test_an_interruption_says_what_is_left(

@@ -88,6 +88,7 @@ def import_(
             output.error(f"{which} of {found.location} are in {store}{others}")
         raise
     seconds = time.monotonic() - began
+    _warn_of_service_topics(out, imported)
     if as_json:
         out.json(_document(found, store, imported, seconds, keep_times=keep_times))
         return
@@ -134,6 +135,34 @@ def _run(
                 pause=waiting.check,
             )
         opened.wait_dispatched()
+
+
+def _warn_of_service_topics(out: Output, imported: Imported) -> None:
+    """Warn of messages that a broker would process a second time.
+
+    The old broker's progress is in config/, as queue offsets. An import keeps neither.
+    """
+    from logquarry.format import properties, timer
+    from logquarry.store.transaction.half import HALF_TOPIC
+
+    again = (
+        "a RocketMQ broker delivers all of them, also those that the old broker has already "
+        "delivered"
+    )
+    reasons = {
+        properties.SCHEDULE_TOPIC: again,
+        timer.TOPIC: again,
+        HALF_TOPIC: "if their queue offsets changed, a broker can end the wrong transactions",
+    }
+    found = [topic for topic in reasons if topic in imported.topics]
+    for topic in found:
+        count = text.plural(imported.topics[topic][0], "message")
+        out.warn(f"put {count} of {topic}: {reasons[topic]}")
+    if found:
+        out.note(
+            "to leave these messages out, export only your own topics (--topic), and import them "
+            "into a new store"
+        )
 
 
 def _with_skip(words: Sequence[str], count: int) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -20,6 +20,9 @@ from logquarry.errors import LogquarryError, UsageError
 
 if TYPE_CHECKING:
     from logquarry.repair.salvage.salvage import Salvaged
+
+_LONGEST_V1_TOPIC: Final = 127
+"""Bytes of a topic name in a V1 frame. RocketMQ 5 writes longer names into V2 frames."""
 
 
 @click.command()
@@ -228,6 +231,7 @@ def _notes(found: Salvaged) -> list[str]:
     if found.timers:
         count = plural(found.timers, "timer message")
         lines.append(f"{count} wait for their time; the new store has a timer wheel for them")
+    lines.extend(_only_for_rocketmq5(found))
     if found.carried:
         lines.append(f"copied unchanged: {text.printable(', '.join(found.carried))}")
     lines.extend(
@@ -235,6 +239,25 @@ def _notes(found: Salvaged) -> list[str]:
         f"{text.printable(one.reason)}"
         for one in found.left_behind
     )
+    return lines
+
+
+def _only_for_rocketmq5(found: Salvaged) -> list[str]:
+    """Warn before a broker of RocketMQ 4.9 opens the new store and loses or ignores messages."""
+    plan = found.plan
+    lines = []
+    longest = _LONGEST_V1_TOPIC
+    long = [one.messages for name, one in plan.topics.items() if len(name.encode()) > longest]
+    if any(long):
+        count = text.plural(sum(long), "message")
+        lines.append(
+            f"{count} in topics whose names are longer than {longest} bytes: only RocketMQ 5 can "
+            "read them. RocketMQ 4.9 can end the log at the first of them"
+        )
+    batch = [one.messages for name, one in plan.topics.items() if name in plan.config.batch_topics]
+    if any(batch):
+        count = text.plural(sum(batch), "message")
+        lines.append(f"{count} in batch queues: only RocketMQ 5 serves them")
     return lines
 
 

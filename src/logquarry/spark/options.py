@@ -42,6 +42,11 @@ _STREAM_ONLY: Final = ("maxbytespertrigger", "maxoffsetspertrigger")
 _NO_STREAM: Final = ("endingOffsets", "endingQueueOffsets", "endingTimestamp")
 
 
+def is_read_option(name: str) -> bool:
+    """Whether a read of stores has an option of this name, in any case."""
+    return name.lower() in _READS
+
+
 class Given:
     """The user's options by lower-case name; Kafka's names are replaced by logquarry's.
 

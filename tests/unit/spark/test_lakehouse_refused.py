@@ -91,6 +91,8 @@ def test_places_that_make_no_sense(lake: Lake, tmp_path: Path) -> None:
         lake.export(store, {"endingOffsets": "7"})
     with pytest.raises(UsageError, match="unexpected keyword"):
         lake.export(store, colour="red")
+    with pytest.raises(UsageError, match=r"onDamage: .* pass options=\{'onDamage': \.\.\.\}"):
+        lake.export(store, onDamage="skip")
     assert sorted(p.name for p in lake.dest.iterdir()) == ["letter.txt"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +27,7 @@ from logquarry.spark.lakehouse.write import (
     noted_run,
     table_folders,
 )
-from logquarry.spark.options import ReadOptions
+from logquarry.spark.options import ReadOptions, is_read_option
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import check_partition_columns
 from logquarry.spark.tasks import open_stores
@@ -242,6 +242,12 @@ def _chosen(given: Mapping[str, Any]) -> TableOptions:
     try:
         chosen = TableOptions(**given)
     except TypeError as error:
+        own = {field.name for field in fields(TableOptions)}
+        for name in given.keys() - own:
+            if is_read_option(name):
+                raise UsageError(
+                    f"{name}: this is an option of the read: pass options={{{name!r}: ...}}"
+                ) from None
         raise UsageError(str(error).partition(" ")[2]) from None
     interval = arguments.seconds(chosen.interval, "interval")
     if interval <= 0:

@@ -16,7 +16,7 @@ from itertools import compress
 from typing import NamedTuple, Self
 
 from logquarry import arguments
-from logquarry.errors import StoreUnavailable, UsageError
+from logquarry.errors import StoreError, StoreUnavailable, UsageError
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
 from logquarry.store.consumer.group import ConsumerGroup, Subscription, sent_back
@@ -346,11 +346,25 @@ class Consumer:
         gained = group.claim(self, wanted)
         # The other wanted queues still have owners; `group` has already asked these members to
         # release the queues.
+        is_new = not all(self._progress.has_offset(self.group, *key) for key in gained)
         with self._lock:
             for key in sorted(gained):
                 slot = self._slots[key] = _Slot(key, self._progress.offset(self.group, *key))
                 self._turns.insert(0, slot)
+        if is_new:
+            self._save_start()
         return bool(gained)
+
+    def _save_start(self) -> None:
+        """Write the offsets at which the group starts in new queues.
+
+        Otherwise, if the process dies before the first periodic save, the group starts a second
+        time, possibly after messages that it has not handled.
+        """
+        try:
+            self._save()
+        except StoreError as error:
+            logger.warning("group %s: start offsets not written: %s", self.group, error)
 
     def _give_up(self, keys: set[QueueKey]) -> None:
         with self._lock:

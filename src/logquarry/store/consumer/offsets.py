@@ -130,6 +130,10 @@ class Progress:
             return _Beginning(queue_ids)
         return _Beginning(queue_ids, start)
 
+    def has_offset(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether the group has a committed offset in a queue."""
+        return queue_id in self.offsets.of(topic, group)
+
     def offset(self, group: str, topic: str, queue_id: int) -> int:
         """Return the queue offset at which a group continues.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry.disk.config_file import ConsumerOffsets
 from logquarry.format import broker_json
 from logquarry.message import Message
 from logquarry.testing.clock import FakeClock
@@ -170,3 +171,54 @@ def test_whatever_stands_there(root: Path, text: str) -> None:
         found = numbers(consumer)
         assert found == list(range(100 - len(found), 100))
     assert saved(store)[("t", "g")] == {0: 100}
+
+
+def test_a_kill_before_the_first_periodic_save_does_not_move_the_start(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    with lq.MessageStore.open(root, mode="rw", config=config()) as store:
+        store.put(Message("t", b"0"))
+        store.wait_dispatched()
+        for group in ("g", "h"):
+            with store.consumer("other", "t", timeout=0) as consumer:
+                consumer.poll()
+            store.consumer(group, "t", start="latest" if group == "g" else NOW, timeout=0)
+        store.put(Message("t", b"1"))
+        store.wait_dispatched()
+        shutil.copytree(root, tmp_path / "killed")
+    with opened(tmp_path / "killed") as store:
+        for group, expected in (("g", [1]), ("h", [0, 1])):
+            with store.consumer(group, "t", start="latest", timeout=0) as consumer:
+                assert numbers(consumer) == expected and consumer.estimates == ()
+
+
+def test_the_start_in_a_later_queue_survives_a_kill(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    with (
+        lq.MessageStore.open(root, mode="rw", config=config()) as store,
+        store.consumer("g", "t", start="latest", timeout=0) as consumer,
+    ):
+        store.put(Message("t", b"0", queue_id=3))
+        store.wait_dispatched()
+        assert numbers(consumer.poll(timeout=60)) == [0]
+        shutil.copytree(root, tmp_path / "killed")
+    with (
+        opened(tmp_path / "killed") as store,
+        store.consumer("g", "t", start="latest", timeout=0) as consumer,
+    ):
+        assert numbers(consumer) == [0]
+
+
+def test_a_group_starts_although_its_start_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lq.MessageStore.open(tmp_path / "s", mode="rw", config=config()) as store:
+        store.put(Message("t", b"0"))
+        store.wait_dispatched()
+        with monkeypatch.context() as patch:
+            patch.setattr(ConsumerOffsets, "save", no_room)
+            assert numbers(store.consumer("g", "t", timeout=0).poll()) == [0]
+        assert "group g: start offsets not written: no room" in caplog.text
+
+
+def no_room(offsets: ConsumerOffsets) -> bool:
+    raise lq.errors.StoreUnavailable("no room on the disk")
