@@ -164,7 +164,8 @@ class UnsupportedStore(StoreUnavailable):
     nothing.
 
     Attributes:
-        feature: the feature's name, as in ``store.features`` and ``info --json``.
+        feature: the feature's name, as in ``store.features`` and ``info --json``; or
+            ``recovery_mode``, if the recovery ``"rocketmq"`` does not support the store.
         evidence: the files, folders or settings that show the feature.
     """
 

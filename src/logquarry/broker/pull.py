@@ -402,8 +402,8 @@ class Pulling(Part):
         """Record the end of a queue, found by a search. If it is new, read for the held pulls."""
         first, known = self._ends.get(key, (0, 0))
         if end < known:
-            # The end is lower than before, so the process that writes the store has deleted the
-            # topic and created it again.
+            # The end is lower than before. For example, the process that writes the store has
+            # deleted the topic and created it again, or has truncated the log.
             self._ends[key] = min(first, end), end
         if end != known:
             self.arrived(key, end)

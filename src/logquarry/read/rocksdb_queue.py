@@ -326,7 +326,7 @@ class RocksQueue(Queue):
         try:
             return self._db.next_offset(*self._key, start, self._stop)
         except CorruptFile:
-            # Report no damage here, because the caller reads the entries next, which reports it.
+            # The caller reads the entries next, and that read reports the damage.
             return start
 
     def _entry(self, offset: int) -> QueueEntry | None:

@@ -82,8 +82,9 @@ sync of another program may have failed. To write terabytes again would take too
 def apply_safe(
     plan: SafePlan, disk: Disk, clock: Callable[[], int], *, progress: Progress | None = None
 ) -> None:
-    """Apply a plan. The caller must have held the store's lock since before the plan was made, and
-    removes ``abort`` afterwards. If an error is raised, the store can be recovered again.
+    """Apply a plan. The caller must hold the store's lock from before it makes the plan until this
+    call returns. Then the caller removes ``abort``. If an error is raised, the store can be
+    recovered again.
 
     Raises:
         StoreUnavailable: if the disk fails.

@@ -79,7 +79,9 @@ class LoadId:
 
     @classmethod
     def from_json(cls, document: Any) -> LoadId:
-        """Parse the JSON document of a load (:func:`~logquarry.text.document`)."""
+        """Return the load that a JSON document describes; :func:`~logquarry.text.document` makes
+        the document.
+        """
         app, version = document.get("app"), document.get("version")
         is_named = document.get("is_named")
         if not isinstance(app, str) or type(version) is not int or type(is_named) is not bool:
