@@ -418,7 +418,8 @@ class StoreEngine:
 
     def _close_in_order(self) -> bool:
         """Sync all files, and delete ``abort``. Return whether all of this succeeded."""
-        # From now on, no replica can acknowledge a message, so end all replica waits.
+        # The master should be closed by now, so no slave will acknowledge the messages: end all
+        # replica waits.
         self.replicas.end()
         self.retention.end()
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]

@@ -5,8 +5,8 @@ records of the loads.
 
     verify segments -> sync log -> write intent -> append -> sync -> write ledger -> delete intent
 
-If the process crashes after it has written the intent, ``intent.json`` remains. When a writer opens the store the
-next time (:func:`pending_load`):
+If the process crashes after it has written the intent, ``intent.json`` remains. When a writer opens
+the store the next time (:func:`pending_load`):
 
 - If all segments are intact, the writer appends the frames that the log still lacks
   (:mod:`logquarry.store.load.search`). After a power cut, a frame may have zeros in its topic or
