@@ -304,7 +304,8 @@ def _is_same_version(file: ConfigFile, loaded: LoadedConfig, came: Any) -> bool:
 def consumer_offsets(
     layout: StoreLayout, level: int = logging.WARNING
 ) -> dict[tuple[str, str], dict[int, int]]:
-    """Read (topic, group) -> queue id -> next queue offset; empty if no file is readable.
+    """Read the consumer offsets: (topic, group) -> queue id -> next queue offset; empty if no file
+    is readable.
 
     If the offsets are in RocksDB, raises UsageError if ``rocksdict`` is missing, and CorruptFile if
     the offsets cannot be read. ``level`` is the log level for an invalid file.

@@ -183,7 +183,11 @@ ENTRY = Layout(
     Field("base", "q", "msgBaseOffset: queue offset of the frame's first message"),
     Field("count", "h", "batchSize: number of messages in the frame"),
     Field("compacted_offset", "i", "offset in a compacted log; -1: none"),
-    Field("reserved", "i", "0; logquarry: number of lost messages whose offsets the entry covers"),
+    Field(
+        "reserved",
+        "i",
+        "0; in logquarry's entries: number of lost messages that it covers",
+    ),
 )
 ENTRY_SIZE: Final = ENTRY.size
 assert ENTRY_SIZE == 46

@@ -384,8 +384,8 @@ def check_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _without_text(batch: pa.RecordBatch) -> dict[int, str]:
-    # Return the reason by row number for rows without topic or body, and for rows with invalid
-    # UTF-8.
+    # Return row number -> why the row is refused. Rows without topic or body are refused, and rows
+    # with invalid UTF-8.
     refused: dict[int, str] = {}
     for name in _NEEDED:
         if batch[name].null_count:

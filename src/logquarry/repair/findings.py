@@ -188,8 +188,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "state_table_stale": _note(
         "the state table has errors that RocketMQ 3.x itself makes: entries are missing, ended "
-        "transactions are still open, or RocketMQ made the table again and numbered its entries "
-        "from 0"
+        "transactions are still open or have another outcome, or RocketMQ made the table again and "
+        "numbered its entries from 0"
     ),
     "redo_log_wrong": _damage(Action.RECOVER, "the redo log of 3.x does not match the log"),
     "timer_check_wrong": _damage(

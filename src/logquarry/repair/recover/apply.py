@@ -311,7 +311,8 @@ class _Work:
                     if path / name != new:
                         disk.set_aside(path / name, aside)
             elif step.kind is StepKind.SET_ASIDE and path.is_file() and path.parent.name != SIDECAR:
-                # Skip files of the log and logquarry's own files, which earlier steps have moved.
+                # Earlier steps have moved files of the log and logquarry's own files: the condition
+                # leaves them out.
                 disk.set_aside(path, quarantine(root, path.parent.name))
         ends = {
             queue.key: 0 if queue.action is QueueAction.REBUILD else queue.keep_until

@@ -86,7 +86,7 @@ class StoreFound:
     """A store that can be opened for writing.
 
     Attributes:
-        config: settings with all sizes.
+        config: the settings of the caller, completed with the file sizes of the store.
         pieces: the undamaged parts of the log that are not dispatched yet, as (start, end).
         queue_ends: for each queue, the number of the first entry after its end.
         recovered: the plan that was carried out, if the store was just recovered in mode

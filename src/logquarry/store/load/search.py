@@ -208,8 +208,8 @@ def find_frames(
     Args:
         start: physical offset at or before the load's first frame.
         stop: physical offset at which the log ends; by default, it ends after its last message.
-        durable: the durable offset. If a frame before this offset looks torn, the log does not lack
-            it: the whole frame was once on the disk, so its zeros are later damage.
+        durable: the durable offset. A frame before this offset that looks torn counts as present:
+            the whole frame was once on the disk, so its zeros are later damage.
     """
     search, log = _Search(load, durable), layout.commit_log
     if log.start > start:
