@@ -10,7 +10,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -192,6 +192,7 @@ class Schedule(Protocol):
 _LONGEST_MS = 400 * 86_400_000
 _SECOND_MS = 1_000
 _MOST_LOOKED_AT = 9
+_MOST_OPEN = 8
 
 
 def levels_of(layout: Schedule) -> tuple[int, ...]:
@@ -207,7 +208,8 @@ def levels_of(layout: Schedule) -> tuple[int, ...]:
     kept = layout.kept_settings.get("message_delay_level")
     levels = list(stated if kept is None else props.parse_levels(kept))
     # Several messages are in one file, and the opening of a remote file takes several requests.
-    open_file = cache(layout.open_file)
+    # Only a few files stay open, because a process may not have all files of a log open.
+    open_file = lru_cache(_MOST_OPEN)(layout.open_file)
     for topic, queue_id in layout.queue_names:
         if topic != props.SCHEDULE_TOPIC or not 0 <= queue_id < len(levels):
             continue

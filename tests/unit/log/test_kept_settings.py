@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ import pytest
 
 import logquarry as lq
 from logquarry.config import StoreConfig
+from logquarry.format import properties as props
+from logquarry.format.queue_entry import QueueEntry
 from logquarry.log import kept_settings
+from logquarry.log.filesystem import FileView
 from logquarry.log.kept_settings import LostHead, read_durable, unproved_start
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CHECKPOINT, DAMAGE, DURABLE, SETTINGS
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.verify_files import check_sidecar
 from tests.helpers.small_store import config, forget_start, opened
+from tests.helpers.store_maker import StoreMaker
 
 CONFIG = StoreConfig(
     dialect="4.9",
@@ -43,6 +48,33 @@ def test_what_is_recorded_comes_back() -> None:
         "enable_multi_dispatch": True,
         "message_delay_level": "1s 7s",
     }
+
+
+def test_delays_are_read_with_few_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a store with delayed messages in many log files does not open with a low ulimit -n."""
+    maker = StoreMaker()
+    for level in range(1, 19):
+        for _ in range(3):
+            # Each message fills a log file.
+            made = maker.put(props.SCHEDULE_TOPIC, level - 1, bytes(3_000))
+            entry = QueueEntry(made.physical_offset, made.size, made.store_timestamp + 7 * level)
+            maker.units[props.SCHEDULE_TOPIC, level - 1][made.queue_offset] = entry
+    layout = StoreLayout.open(maker.write(tmp_path / "store"))
+    views: weakref.WeakSet[FileView] = weakref.WeakSet()
+    most, really_open = 0, layout.open_file
+
+    def open_file(path: str) -> FileView:
+        nonlocal most
+        view = really_open(path)
+        views.add(view)
+        most = max(most, len(views))
+        return view
+
+    monkeypatch.setattr(layout, "open_file", open_file)
+    assert layout.delay_levels_ms == tuple(7 * level for level in range(1, 19))
+    assert 2 <= most <= 16
 
 
 def test_a_later_version_may_know_more_settings() -> None:
