@@ -36,7 +36,7 @@ from logquarry.read.compaction import compaction_faults
 from logquarry.read.log_end import LostMessages, known_damage, log_bound, lost_messages
 from logquarry.read.store_sizes import require_own_settings, with_entry_rules
 from logquarry.repair import verify_files
-from logquarry.repair.audit.differences import FileFault, file_differences
+from logquarry.repair.audit.differences import FileFault, SpanSet, file_differences
 from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.log import LogAudit, are_stale_bytes, find_bounds
 from logquarry.repair.audit.other_queues import StoreQueuesAudit
@@ -161,8 +161,8 @@ class _Verification:
     def run(self) -> VerifyReport:
         end = self._log()
         self._advance(self.log_bytes)
-        lost: list[DamagedSpan | ExpiredSpan] = [*self.damage, *self.expired]
-        self.report.findings += self.queues.finish(end, lost)
+        lost = [*self.damage, *self.expired]
+        self.report.findings += self.queues.finish(end, SpanSet(lost))
         self._replaced_files(end)
         self._advance(self.log_bytes + self.queue_bytes)
         damaged = [f.file for f in self.report.findings if f.severity == "damage"]
@@ -170,7 +170,7 @@ class _Verification:
             self.report.add("misnamed_queue_file", path, 0, reason)
         # A key's hash contains the topic: the entry of a frame with a harmed topic is right.
         harmed = [Span(place, 1) for place in self.queues.harmed_topics]
-        self.report.findings += self.index.finish(end, [*lost, *harmed], self.last_keyed)
+        self.report.findings += self.index.finish(end, SpanSet([*lost, *harmed]), self.last_keyed)
         if self.layout.has_state_table and not self.live:
             verify_files.check_transactions(self.layout, end, self.report)
         verify_files.check_checkpoint(

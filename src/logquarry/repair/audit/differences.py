@@ -18,13 +18,10 @@ from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import NAME_DIGITS, FileSequence, StoreFile
-from logquarry.log.walk import DamagedSpan, ExpiredSpan, Span
+from logquarry.log.walk import Span
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units
 from logquarry.repair.findings import Finding, finding
-
-LostSpans = Sequence[DamagedSpan | ExpiredSpan]
-"""Parts of the log without readable messages: damaged bytes, and expired files."""
 
 # The limits MOST_GAP and MOST_OFFSET are in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
@@ -291,11 +288,19 @@ def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
     return np.where(inside, numbers, -1)
 
 
-def within(places: Int64, spans: Iterable[Span]) -> Bools:
-    """Return a mask: whether each physical offset lies in one of the spans; these may overlap."""
-    ordered = sorted(spans, key=lambda span: (span.offset, span.length))
-    inside: Bools = span_numbers(places, ordered) >= 0
-    return inside
+class SpanSet:
+    """A set of physical offsets: those inside of spans (parts of the log), which may overlap."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        bounds = np.array([(span.offset, span.end) for span in spans], np.int64).reshape(-1, 2)
+        bounds = bounds[np.argsort(bounds[:, 0])]
+        self._starts, self._ends = bounds[:, 0], np.maximum.accumulate(bounds[:, 1])
+
+    def mask(self, places: Int64) -> Bools:
+        """Return for each physical offset whether the set has it."""
+        at = np.searchsorted(self._starts, places, "right")
+        inside: Bools = places < np.append(np.int64(java.LONG_MIN), self._ends)[at]
+        return inside
 
 
 def names_damage(entry: QueueEntry, damage: Container[int]) -> bool:

@@ -318,7 +318,7 @@ class BatchQueueAudit:
             yield file.base // ENTRY_SIZE, entries
 
     def _is_lost(self, entry: np.void) -> bool:
-        if not is_batch_written(entry):
+        if entry["count"] <= 0 or entry["base"] < 0:
             # A crash can leave an entry of which only the first fields are written.
             return False
         found = QueueEntry(int(entry["physical_offset"]), int(entry["size"]), 0)

@@ -6,7 +6,7 @@ find the first fault, for open and recover.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -21,11 +21,11 @@ from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import INDEX
-from logquarry.log.walk import Run, Span
+from logquarry.log.walk import Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
 from logquarry.read.index_file import IndexFile
-from logquarry.repair.audit.differences import and_more, names_ends
+from logquarry.repair.audit.differences import SpanSet, and_more, names_ends
 from logquarry.repair.audit.index_entries import (
     ENTRY_DTYPE,
     Entries,
@@ -103,9 +103,7 @@ class IndexAudit:
         """Count a run's keys; :meth:`finish` subtracts the entries to find missing keys."""
         self._keys.add(run, has_key)
 
-    def finish(
-        self, log_end: int, lost: Sequence[Span], last_keyed: int | None
-    ) -> Iterator[Finding]:
+    def finish(self, log_end: int, lost: SpanSet, last_keyed: int | None) -> Iterator[Finding]:
         """Yield all differences. Call this after the whole log is read.
 
         ``lost`` has the parts of the log whose index entries are not checked. ``last_keyed`` is the
@@ -136,7 +134,7 @@ class IndexAudit:
             yield finding("index_behind", files[-1].path, 0, reason)
 
     def _check_file(
-        self, file: IndexFile, header: IndexHeader, log_end: int, lost: Sequence[Span]
+        self, file: IndexFile, header: IndexHeader, log_end: int, lost: SpanSet
     ) -> Iterator[Finding]:
         view = self._files.view(file.path)
         size = 0 if view is None else view.size
@@ -257,7 +255,7 @@ class IndexAudit:
         shape: IndexShape,
         entries: Entries,
         log_end: int,
-        lost: Sequence[Span],
+        lost: SpanSet,
     ) -> Iterator[Finding]:
         number = self._numbers[file.path]
         begin, end = self._ranges[number]

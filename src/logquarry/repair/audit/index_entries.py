@@ -26,9 +26,9 @@ from logquarry.log.follow import index_keys
 from logquarry.log.frames import runs_at
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
-from logquarry.log.walk import Run, Span
+from logquarry.log.walk import Run
 from logquarry.read.index_file import IndexFile
-from logquarry.repair.audit.differences import EntryGroup, names_ends, within
+from logquarry.repair.audit.differences import EntryGroup, SpanSet, names_ends
 
 ENTRY_DTYPE: Final = ENTRY.dtype()
 Entries = Records
@@ -49,7 +49,7 @@ class EntryAudit:
     """
 
     def __init__(
-        self, layout: StoreLayout, log_end: int, lost: Sequence[Span], between: tuple[int, int]
+        self, layout: StoreLayout, log_end: int, lost: SpanSet, between: tuple[int, int]
     ) -> None:
         self.wrong: dict[str, EntryGroup] = {}
         self.keys = 0
@@ -76,7 +76,7 @@ class EntryAudit:
             start += count
 
     def _check(self, start: int, offsets: Int64, hashes: Int64) -> None:
-        known = ~within(offsets, self._lost)
+        known = ~self._lost.mask(offsets)
         ahead = known & (offsets >= self._log_end)
         inside = np.flatnonzero(known & ~ahead & (offsets >= self._layout.commit_log.start))
         inside = inside[np.argsort(offsets[inside], kind="stable")]

@@ -37,10 +37,9 @@ from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import QueueDb, RocksQueue, rocksdb_folders
 from logquarry.repair.audit.differences import (
     EntryGroup,
-    LostSpans,
+    SpanSet,
     and_more,
     queue_name,
-    within,
 )
 from logquarry.repair.audit.first_difference import BATCH_FIELDS, same_batches
 from logquarry.repair.audit.queues import QueuesAudit, SeenMessages
@@ -116,7 +115,7 @@ class StoreQueuesAudit:
         """See :meth:`QueuesAudit.add_sound`."""
         self._files.add_sound(queues)
 
-    def finish(self, log_end: int, lost: LostSpans) -> Iterator[Finding]:
+    def finish(self, log_end: int, lost: SpanSet) -> Iterator[Finding]:
         """Yield all differences, queue by queue; call this after the whole log is read."""
         # Each audit finds the same differences in the log: report each once.
         in_log: set[Finding] = set()
@@ -127,7 +126,7 @@ class StoreQueuesAudit:
                 in_log.add(found)
             yield found
 
-    def _differences(self, log_end: int, lost: LostSpans) -> Iterator[Finding]:
+    def _differences(self, log_end: int, lost: SpanSet) -> Iterator[Finding]:
         self._files.settle()
         is_crash = self._files.is_crash(log_end)
         yield from self._files.differences(log_end, lost, is_explained=is_crash)
@@ -187,7 +186,7 @@ class RocksQueuesAudit(QueuesAudit):
             differs[ours] &= places[ours] == entries["physical_offset"][theirs]
             seen.note("queue_entry_wrong", offsets, differs, "has another store time")
 
-    def finish(self, log_end: int, lost: LostSpans) -> Iterator[Finding]:
+    def finish(self, log_end: int, lost: SpanSet) -> Iterator[Finding]:
         """Yield all differences, queue by queue; call this after the whole log is read."""
         self.settle()
         dispatched, crashed = self._db.dispatched_end, self.layout.has_abort
@@ -205,7 +204,7 @@ class RocksQueuesAudit(QueuesAudit):
             yield finding("queue_missing", place, 0, reason, is_explained=is_explained)
 
     def _spare(
-        self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
+        self, queue: Queue, seen: SeenMessages, log_end: int, lost: SpanSet
     ) -> Iterator[Finding]:
         yield from super()._spare(queue, seen, log_end, lost)
         key = queue.key
@@ -243,9 +242,7 @@ class BatchQueuesAudit(QueuesAudit):
                     right.following = seen.next_offset
                 self._add_batches(key, right.take(part.units))
 
-    def differences(
-        self, log_end: int, lost: LostSpans, *, is_explained: bool
-    ) -> Iterator[Finding]:
+    def differences(self, log_end: int, lost: SpanSet, *, is_explained: bool) -> Iterator[Finding]:
         """See :meth:`QueuesAudit.differences`."""
         for key, right in self._right.items():
             self._add_batches(key, right.settle())
@@ -289,7 +286,7 @@ class BatchQueuesAudit(QueuesAudit):
         return group.at(*self._place(queue, group.number), ENTRY_SIZE)
 
     def _spare(
-        self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
+        self, queue: Queue, seen: SeenMessages, log_end: int, lost: SpanSet
     ) -> Iterator[Finding]:
         assert isinstance(queue, BatchQueue)
         return _Spare(self.layout, self._files, queue, seen, log_end, lost).differences()
@@ -325,7 +322,7 @@ class _Spare:
         queue: BatchQueue,
         seen: SeenMessages,
         log_end: int,
-        lost: LostSpans,
+        lost: SpanSet,
     ) -> None:
         self._log = CommitLog(layout, files=files)
         self._start = layout.commit_log.start
@@ -360,7 +357,7 @@ class _Spare:
 
     def _check(self, path: str, entries: BatchEntries, spare: Bools) -> None:
         places = entries["physical_offset"].astype(np.int64)
-        damaged = spare & within(places, self._lost)
+        damaged = spare & self._lost.mask(places)
         text = "points to a damaged part of the log"
         self._note("queue_in_damage", path, np.flatnonzero(damaged), entries, text)
         ahead = spare & ~damaged & (places >= self._end)

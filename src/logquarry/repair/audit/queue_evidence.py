@@ -24,8 +24,7 @@ from logquarry.read.queue import Queue, Units, has_message, is_written
 from logquarry.repair.audit.differences import (
     MOST_STRETCHES,
     EntryGroup,
-    LostSpans,
-    within,
+    SpanSet,
 )
 from logquarry.write.queue_writer import QueuePart
 
@@ -70,7 +69,7 @@ _OWN, _COPY, _FOREIGN = range(3)
 class SpareEntries:
     """Checks entries of one queue against the frames to which they point."""
 
-    def __init__(self, layout: StoreLayout, queue: Queue, log_end: int, lost: LostSpans) -> None:
+    def __init__(self, layout: StoreLayout, queue: Queue, log_end: int, lost: SpanSet) -> None:
         self.entries = 0
         self._layout = layout
         self._queue = queue
@@ -100,7 +99,7 @@ class SpareEntries:
         fillers = is_written(entries) & ~named
         fillers &= start + np.arange(len(entries)) >= self._begin
         self._note("queue_filler", start, fillers, "is a filler: its message is lost")
-        damaged = named & within(places, self._lost)
+        damaged = named & self._lost.mask(places)
         self._note_places("queue_in_damage", start, places, damaged, "in a damaged part of the log")
         named &= ~damaged
         ahead = named & (places >= self._log_end)

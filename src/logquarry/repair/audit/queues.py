@@ -29,7 +29,7 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue, FileQueue, Queue, Units, is_written
 from logquarry.repair.audit.differences import (
     EntryGroup,
-    LostSpans,
+    SpanSet,
     TagsRule,
     and_more,
     count_same,
@@ -371,9 +371,7 @@ class QueuesAudit:
             "queue_head_missing", offsets, early, f"is missing before {seen.queue.min_offset}"
         )
 
-    def differences(
-        self, log_end: int, lost: LostSpans, *, is_explained: bool
-    ) -> Iterator[Finding]:
+    def differences(self, log_end: int, lost: SpanSet, *, is_explained: bool) -> Iterator[Finding]:
         """Yield all differences, queue by queue; call :meth:`settle` before. ``is_explained`` is
         whether a crash explains missing entries.
         """
@@ -421,7 +419,7 @@ class QueuesAudit:
         key: QueueKey,
         seen: SeenMessages,
         log_end: int,
-        lost: LostSpans,
+        lost: SpanSet,
         *,
         is_explained: bool,
     ) -> Iterator[Finding]:
@@ -489,7 +487,7 @@ class QueuesAudit:
             yield finding("queue_ends_in_filler", *place, reason)
 
     def _spare(
-        self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
+        self, queue: Queue, seen: SeenMessages, log_end: int, lost: SpanSet
     ) -> Iterator[Finding]:
         first, stop = queue.min_offset, queue.max_offset
         ranges = [(first, stop)]

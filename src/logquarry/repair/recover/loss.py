@@ -41,7 +41,7 @@ from logquarry.read.index_file import indexed_frames
 from logquarry.read.log_end import checkpoint_times, known_damage
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
-from logquarry.repair.audit.differences import within
+from logquarry.repair.audit.differences import SpanSet
 from logquarry.repair.audit.log import NEVER_WRITTEN, never_written
 from logquarry.repair.recover.replaced import Frames, ReplacedFiles, frames_of, in_order
 
@@ -313,12 +313,12 @@ class LossSearch:
         # Valid frames after the new end show that earlier messages were on the disk.
         if is_flushed or LogReader(self._layout).find(self._end, self._log.end) is not None:
             return np.ones(len(lost), np.bool_)
-        later = within(starts, (span for span in self._files if span.offset >= self._end))
+        later = SpanSet(span for span in self._files if span.offset >= self._end).mask(starts)
         vouched: Bools = (starts < self._end) | later
         return vouched | self._is_missing(lost)
 
     def _is_missing(self, lost: Frames) -> Bools:
-        missing = ~within(lost[:, 0], self._files)
+        missing = ~SpanSet(self._files).mask(lost[:, 0])
         if not self._log.files or np.count_nonzero(missing) >= _LEAST_APART:
             return missing
         return missing & (lost[:, 0] < self._log.end + self._log.file_size)
