@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -29,3 +33,19 @@ def flip(path: Path, at: int, bits: int = 1) -> None:
 def zero(path: Path, start: int, stop: int | None = None) -> None:
     """Zero a file from an offset on, up to another or to its end."""
     overwrite(path, start, bytes((path.stat().st_size if stop is None else stop) - start))
+
+
+@contextmanager
+def leaves_nothing_open(folder: Path) -> Iterator[None]:
+    """Fail if the block leaves a file of the folder open or mapped, so that only a garbage
+    collection would close it.
+    """
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+        numbers = Path("/proc/self/fd").iterdir()
+        assert not [number for number in numbers if str(folder) in os.path.realpath(number)]
+        assert str(folder) not in Path("/proc/self/maps").read_text()
+    finally:
+        gc.enable()

@@ -39,7 +39,7 @@ from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import StoreLayout
 from logquarry.log.links import BrokenLink
 from logquarry.log.log_place import is_on
-from logquarry.log.store_files import COMMIT_LOG
+from logquarry.log.store_files import ABORT, CHECKPOINT, COMMIT_LOG, CONSUME_QUEUE, LOCK
 from logquarry.read.features import PROPERTY_CRC, find_features
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_queues import QueueKey, is_lmq
@@ -495,6 +495,9 @@ def _require_outside_of_stores(root: Path) -> None:
     while an unknown folder is in its store.
     """
     for folder in root.resolve().parents:
-        if (folder / COMMIT_LOG).is_dir():
+        # A folder that has only a log is no store: the storePathCommitLog of a broker can name any
+        # place, also one beside the store.
+        parts = CONSUME_QUEUE, CHECKPOINT, ABORT, LOCK
+        if (folder / COMMIT_LOG).is_dir() and any((folder / name).exists() for name in parts):
             reason = f"a new store cannot lie in the store {folder}"
             raise UsageError(f"{root}: {reason}; choose a folder outside of it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from logquarry.repair.findings import KINDS, VerifyReport, markdown
 from logquarry.repair.verification import verify_store
 from logquarry.testing.builder import StoreBuilder
 from tests.helpers import small_store
-from tests.helpers.files import overwrite
+from tests.helpers.files import leaves_nothing_open, overwrite
 from tests.helpers.small_store import held_by_a_broker
 
 QUEUE = "consumequeue/T/0/00000000000000000000"
@@ -50,6 +51,12 @@ def test_a_sound_store_has_no_findings_and_counts_all(store: Path) -> None:
     assert kinds(report) == []
     assert report.counts["messages"] == 80
     assert report.counts["queue_entries"] == 80
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_file_stays_open(store: Path) -> None:
+    with leaves_nothing_open(store):
+        check(store)
 
 
 def zero_unit(root: Path) -> None:

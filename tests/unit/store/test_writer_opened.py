@@ -512,3 +512,11 @@ def test_a_new_store_in_another_store_is_refused(inside: str, tmp_path: Path) ->
     assert sorted(root.rglob("*")) == before
     with opened(tmp_path / "beside"):
         pass
+
+
+def test_a_new_store_beside_the_log_of_a_broker_is_made(tmp_path: Path) -> None:
+    """The broker may have storePathRootDir=DIR/store and storePathCommitLog=DIR/commitlog."""
+    (tmp_path / "commitlog").mkdir()
+    (tmp_path / "store").mkdir()
+    with opened(tmp_path / "new") as store:
+        store.put(lq.Message("t", b"x"))

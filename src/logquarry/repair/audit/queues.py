@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Final
+from weakref import proxy
 
 import numpy as np
 
@@ -207,7 +208,13 @@ class QueuesAudit:
         self._seen: dict[QueueKey, SeenMessages] = {}
         self._names = self._find_names()
         self._queues: dict[QueueKey, Queue] = {}
-        self._ids = HarmedIds(layout, self._names, self._on_disk, is_3_1=layout.config.is_3_1)
+        audit: QueuesAudit = proxy(self)
+
+        def queue_of(key: QueueKey) -> Queue | None:
+            # In a cycle of references, the files would stay open until a garbage collection.
+            return audit._on_disk(key)
+
+        self._ids = HarmedIds(layout, self._names, queue_of, is_3_1=layout.config.is_3_1)
 
     def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
         """Compare the frames of a run with their entries."""

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from weakref import proxy
 
 from logquarry.disk.disk import Disk
 from logquarry.format import queue_entry
@@ -131,7 +132,8 @@ class _Placing(RightOffsets):
 
     def __init__(self, files: QueueFiles, key: QueueKey, old: Queue | None) -> None:
         super().__init__(old, TagsRule.of_readers(key[0]))
-        self._files = files
+        # In a cycle of references, the files would stay open until a garbage collection.
+        self._files: QueueFiles = proxy(files)
         self._key = key
 
     def _put(self, offset: int, entries: Units) -> None:

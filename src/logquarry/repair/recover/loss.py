@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, Final
+from weakref import proxy
 
 import numpy as np
 
@@ -215,7 +216,13 @@ class LossSearch:
 
     @cached_property
     def _replaced_files(self) -> ReplacedFiles:
-        return ReplacedFiles(self._layout, self._queues, self._is_expected, self._known)
+        search: LossSearch = proxy(self)
+
+        def is_expected(frames: Frames) -> Bools:
+            # In a cycle of references, the files would stay open until a garbage collection.
+            return search._is_expected(frames)
+
+        return ReplacedFiles(self._layout, self._queues, is_expected, self._known)
 
     def _has_foreign_file(self, vouched: Frames) -> bool:
         """Whether a log file has messages of another store only. If the file also has messages

@@ -214,13 +214,18 @@ class _Planner:
         self._root = Path(self.layout.root)
         self._files = OpenFiles(self.layout)
         self._log = self.layout.commit_log
-        self._reads = CommitLog(
+        self._end = self._find_end() if self.log_end is None else self.log_end
+        self._safe_end = min(self._end, self._end if self.safe_end is None else self.safe_end)
+
+    def _find_end(self) -> int:
+        # This object must not keep the CommitLog. In a cycle of references, deleted files would
+        # stay open, and take space on the disk, until a garbage collection.
+        log = CommitLog(
             self.layout,
             files=self._files,
             last_entries=lambda: last_entries(self.layout, self._all_queues),
         )
-        self._end = self._reads.max_offset if self.log_end is None else self.log_end
-        self._safe_end = min(self._end, self._end if self.safe_end is None else self.safe_end)
+        return log.max_offset
 
     @cached_property
     def _all_queues(self) -> list[FileQueue | RocksQueue]:
@@ -259,10 +264,7 @@ class _Planner:
             stays_because=stays_because,
             disk=disk,
             messages=messages,
-            unread=unread(
-                *(self.layout, self._reads, self._all_queues if firsts else ()),
-                *(firsts, start, cut),
-            ),
+            unread=self._unread(firsts, start, cut),
         )
 
     # -------------------------------------------------------------------------------------- log
@@ -417,6 +419,12 @@ class _Planner:
                     return first + at + found
                 at, chunk = at + chunk, _GROWTH * chunk
         return queue.max_offset
+
+    def _unread(
+        self, firsts: Mapping[QueueKey, tuple[int, int]], start: int, cut: int
+    ) -> tuple[Unread, ...]:
+        log = CommitLog(self.layout, files=self._files)
+        return unread(self.layout, log, self._all_queues if firsts else (), firsts, start, cut)
 
 
 def _expired_batches(queue: BatchQueue, cut: int) -> Iterator[ExpiredFile]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.verification import verify_store
 from logquarry.write.queue_writer import QueuePart, units_of
 from tests.helpers.failing_disk import ENOSPC, FaultyDisk, StoppedDisk
-from tests.helpers.files import bytes_of
+from tests.helpers.files import bytes_of, leaves_nothing_open
 from tests.helpers.small_store import (
     NOW,
     bodies,
@@ -427,3 +428,10 @@ def test_an_interrupt_in_the_middle_of_the_swap_takes_it_back(tmp_path: Path) ->
         rebuild(root, apply=True, disk=Interrupted())
     for name, files in before.items():
         assert bytes_of(root / name) == files
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    root = small(tmp_path / "store")
+    with leaves_nothing_open(root):
+        rebuild(root, apply=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from logquarry.read.log_end import known_damage
 from logquarry.repair.recover.plan import StepKind
 from logquarry.testing.builder import StoreBuilder
 from tests.helpers.failing_disk import StoppedDisk
+from tests.helpers.files import leaves_nothing_open
 from tests.helpers.slow_disk import log_no_slow_disk
 from tests.helpers.small_store import bodies, config, facts, held_by_a_broker, opened
 
@@ -374,3 +376,11 @@ def test_as_rocketmq_does_abort_comes_first_too(tmp_path: Path) -> None:
         else:
             changed += 1
     assert changed > 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("apply", [False, True])
+def test_no_file_stays_open(tmp_path: Path, apply: bool) -> None:
+    root = crashed(tmp_path)
+    with leaves_nothing_open(root):
+        lq.recover(root, apply=apply, config=config())

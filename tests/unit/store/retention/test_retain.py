@@ -27,7 +27,7 @@ from logquarry.store.retention.retain import RetentionService
 from logquarry.store.retention.rules import DiskUse
 from logquarry.testing.clock import FakeClock
 from tests.helpers.failing_disk import FaultyDisk, StoppedDisk
-from tests.helpers.files import bytes_of
+from tests.helpers.files import bytes_of, leaves_nothing_open
 from tests.helpers.retention_stores import END, FILE, check_cut, messages, put_all, retain
 from tests.helpers.small_store import (
     NOW,
@@ -55,6 +55,19 @@ def test_what_stays_is_whole(store_root: Path, age: int) -> None:
         store.wait_dispatched()
         assert store.get("early", 0, 10).messages[0].body == b"late"
         assert store.get("early", 0, 3).status is not GetMessageStatus.FOUND
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("is_open", [False, True])
+def test_deleted_files_take_no_more_space_on_the_disk(store_root: Path, is_open: bool) -> None:
+    if not is_open:
+        with leaves_nothing_open(store_root):
+            assert retain(store_root, older_than_ms=100_000, apply=True).files
+        return
+    store = StoreWriter.start(store_root, config=config(), clock=FakeClock(END))
+    with store, leaves_nothing_open(store_root / "consumequeue" / "early"):
+        rules = lq.RetentionRules(older_than_ms=100_000)
+        assert store._engine.retention.run(rules).queues
 
 
 def test_a_crash_later_brings_nothing_back(store_root: Path) -> None:
