@@ -26,12 +26,14 @@ from tests.crash.writer import SETTINGS, message_of
 from tests.helpers.python_process import run
 from tests.helpers.small_store import facts
 
+HOUR_MS = 3_600_000
+
 
 # ------------------------------------------------------------------------------- a second opener
 def test_a_second_opener_is_refused_and_changes_nothing(shm: Path) -> None:
     rng = random.Random(SEED)
     # The store flushes only when it is asked to.
-    slow = {"flush_interval_consume_queue": 60_000, "flush_interval_commit_log": 60_000}
+    slow = {"flush_interval_consume_queue": HOUR_MS, "flush_interval_commit_log": HOUR_MS}
     work = Workload(shm, rng, lq.StoreConfig(**settings(rng) | slow))
     root = shm / "store"
     code = """
