@@ -42,7 +42,8 @@ from logquarry.repair.audit.differences import (
     queue_name,
 )
 from logquarry.repair.audit.first_difference import BATCH_FIELDS, same_batches
-from logquarry.repair.audit.queues import QueuesAudit, SeenMessages
+from logquarry.repair.audit.queue_evidence import SeenMessages
+from logquarry.repair.audit.queues import QueuesAudit
 from logquarry.repair.audit.right_offsets import NO_PLACE, RightBases, epochs
 from logquarry.repair.findings import Finding, finding
 from logquarry.write.queue_writer import MOST_OFFSET, QueuePart, is_batch

@@ -7,17 +7,15 @@ and created again.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Final
 from weakref import proxy
 
 import numpy as np
 
 from logquarry.errors import CorruptFile, UsageError
 from logquarry.format import broker_json
-from logquarry.format.arrays import Bools, Int64, consecutive
+from logquarry.format.arrays import Bools, Int64
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.log.follow import DispatchRequests, Followed
 from logquarry.log.layout import StoreLayout
@@ -33,169 +31,23 @@ from logquarry.repair.audit.differences import (
     SpanSet,
     TagsRule,
     and_more,
-    count_same,
     queue_file_differences,
     queue_name,
     same_entries,
 )
 from logquarry.repair.audit.expired_queues import holes
 from logquarry.repair.audit.harmed_ids import HarmedIds
-from logquarry.repair.audit.queue_evidence import SpareEntries, entries_at, has_entries
+from logquarry.repair.audit.queue_evidence import (
+    SeenMessages,
+    SpareEntries,
+    entries_at,
+    has_entries,
+)
 from logquarry.repair.findings import Finding, finding
 from logquarry.write.dispatcher import RUN_SPAN
 from logquarry.write.message_rules import queue_name_fault
 from logquarry.write.queue_table import is_listed
 from logquarry.write.queue_writer import QueuePart, is_batch
-
-MOST_GAPS: Final = 1 << 12
-"""Maximum number of gaps to record for one queue; the last record covers all further gaps."""
-
-
-@dataclass(slots=True)
-class SeenMessages:
-    """The messages of one queue that were read so far. If the topic was created again, only the
-    messages since then.
-
-    Attributes:
-        epoch_start: physical offset of the first message of a recreated topic; else None.
-        missing_from: physical offset of the first message after the queue's end.
-        missing_since: store time of that message, in milliseconds.
-        gaps: (start, stop) of missing queue offsets between the first and the last message.
-        log_start: start of the log, read after the queue's files were listed; None if not yet read.
-        harmed: physical offset and size of the first frame with a harmed queue offset, and a text.
-        harmed_count: number of frames with a harmed queue offset.
-        strays: (physical offset, queue offset) of the frames that have no place in the queue.
-        held: the last frame and its store time, if the next message decides whether this frame has
-            a place in the queue.
-    """
-
-    queue: Queue | None
-    first_offset: int
-    next_offset: int
-    messages: int = 0
-    epoch_start: int | None = None
-    missing_from: int | None = None
-    missing_since: int = 0
-    groups: dict[str, EntryGroup] = field(default_factory=dict)
-    gaps: list[tuple[int, int]] = field(default_factory=list)
-    log_start: int | None = None
-    harmed: tuple[int, int, str] = (0, 0, "")
-    harmed_count: int = 0
-    strays: list[tuple[int, int]] = field(default_factory=list)
-    held: tuple[QueuePart, Int64] | None = None
-    # Queue offset and entry of the queue's first message, until its second message is read.
-    _first: tuple[int, Units] | None = None
-
-    def note(self, kind: str, offsets: Int64, which: Bools, reason: str) -> None:
-        """Record the entries that differ in one way; ``reason`` describes the first such entry."""
-        if which.any():
-            first = int(offsets[int(which.argmax())])
-            group = self.groups.setdefault(kind, EntryGroup(kind, first, reason))
-            group.count += int(which.sum())
-
-    def add_gaps(self, ends: Int64, starts: Int64) -> None:
-        """Record the gap before each message; ``ends`` are the ends of the previous messages."""
-        for at in np.flatnonzero(starts > ends).tolist():
-            start, stop = int(ends[at]), int(starts[at])
-            if len(self.gaps) < MOST_GAPS:
-                self.gaps.append((start, stop))
-            else:
-                # The joined gap also covers right entries, which are then checked again.
-                self.gaps[-1] = self.gaps[-1][0], stop
-
-    def restart(self, first: int, place: int) -> None:
-        """Forget the earlier messages: the topic was created again at physical offset ``place``."""
-        self.groups.clear()
-        self.gaps.clear()
-        self.messages = 0
-        self.first_offset, self.epoch_start, self.missing_from = first, place, None
-
-    def advance(self, count: int) -> None:
-        """Count messages whose entries are right, and that continue the messages so far."""
-        if self.held is not None:
-            self.add_stray(self.held[0])
-            self.held = None
-        self.next_offset += count
-        self.messages += count
-
-    def corrected(self, part: QueuePart) -> QueuePart:
-        """Return a part with the right queue offsets; count the frames with a harmed one.
-
-        BODYCRC does not cover the queue offset in a frame. The expected queue offset of a message
-        is one more than that of the queue's previous message. If a frame has another queue offset,
-        but the queue has the message's entry only at the expected offset, the queue offset in the
-        frame is harmed. Consumers find messages through the queue, so the queue needs no repair.
-        """
-        self._correct_first(part)
-        right, following = part.offsets.copy(), self.next_offset
-        for start, stop in consecutive(part.offsets):
-            own, units = int(part.offsets[start]), part.units[start:stop]
-            if own != following:
-                count = self._count_same(following, units)
-                if count and not self._count_same(own, units[:1]):
-                    right[start : start + count] = np.arange(following, following + count)
-                    self._note_harmed(units[:count], own, following)
-            following = int(right[stop - 1]) + 1
-        return replace(part, offsets=right)
-
-    def without_strays(self, part: QueuePart) -> QueuePart:
-        """Leave out the frames that have no place in the queue, and record them.
-
-        A frame has no place if the next message has the queue offset that is expected for the
-        frame, the frame's own queue offset is lower, and the queue lacks the frame's entry. Rebuild
-        and recover write no entry for such a frame (:mod:`.right_offsets`).
-        """
-        offsets = part.offsets
-        expected = np.append(self.next_offset, offsets[:-1] + 1)
-        is_lower = (offsets[1:] == expected[:-1]) & (offsets[:-1] < expected[:-1])
-        stays = np.ones(len(offsets), np.bool_)
-        for at in np.flatnonzero(is_lower).tolist() if self.messages else ():
-            if not self._count_same(int(offsets[at]), part.units[at : at + 1]):
-                stays[at] = False
-                self.add_stray(part[at : at + 1])
-        return part if stays.all() else part[stays]
-
-    def add_stray(self, part: QueuePart) -> None:
-        """Record a frame that has no place in the queue."""
-        self.strays.append((int(part.units["physical_offset"][0]), int(part.offsets[0])))
-
-    def ends_in_doubt(self, part: QueuePart) -> bool:
-        """Whether the last frame has no place in the queue if the next message has the queue offset
-        that is expected for this frame.
-        """
-        offset = int(part.offsets[-1])
-        expected = self.next_offset if len(part.offsets) == 1 else int(part.offsets[-2]) + 1
-        is_lower = self.messages > 0 and offset < expected
-        return is_lower and not self._count_same(offset, part.units[-1:])
-
-    def _correct_first(self, part: QueuePart) -> None:
-        """Correct the queue offset of the queue's first message if the second message, with which
-        ``part`` begins, shows the right one.
-        """
-        first, self._first = self._first, None
-        offset = int(part.offsets[0])
-        if not self.messages:
-            self._first = offset, part.units[:1].copy()
-        if first is None or self.messages != 1 or first[0] == offset - 1:
-            return
-        is_right = self._count_same(*first) or not self._count_same(offset - 1, first[1])
-        if is_right or not self._count_same(offset, part.units[:1]):
-            return
-        self._note_harmed(first[1], first[0], offset - 1)
-        self.groups.clear()
-        self.first_offset, self.next_offset, self.missing_from = offset - 1, offset, None
-
-    def _count_same(self, offset: int, entries: Units) -> int:
-        assert self.queue is not None
-        return count_same(self.queue, offset, entries, TagsRule.of_readers(self.queue.topic))
-
-    def _note_harmed(self, entries: Units, own: int, right: int) -> None:
-        assert self.queue is not None
-        if not self.harmed_count:
-            text = f"the frame has queue offset {own}, and {queue_name(self.queue.key)} has the "
-            text += f"message at {right}"
-            self.harmed = int(entries["physical_offset"][0]), int(entries["size"][0]), text
-        self.harmed_count += len(entries)
 
 
 class QueuesAudit:
