@@ -26,7 +26,6 @@ from logquarry.log import codec, walk
 from logquarry.log.codec import Rows, Window
 from logquarry.log.filesystem import REMOTE_RANGE, GoneFile
 from logquarry.log.layout import StoreLayout
-from logquarry.log.links import why_no_log_file
 from logquarry.log.open_files import LogBytes
 from logquarry.log.readable import UNREADABLE, first_unreadable
 from logquarry.log.store_files import StoreFile
@@ -114,7 +113,7 @@ def runs_at(
         offset = int(offsets[start])
         file = log.files.at(offset)
         if file is None:
-            reason = why_no_log_file(layout, layout.log_file(offset)) or walk.NO_FILE
+            reason = layout.why_no_log_file(layout.log_file(offset)) or walk.NO_FILE
             path = layout.log_path(offset)
             yield DamagedSpan(offset, int(sizes[start]), walk.MISSING_FILE, reason, path)
             start += 1
@@ -131,7 +130,7 @@ def _in_file(
     view = log.view(file)
     if isinstance(view, GoneFile):
         # A live broker may delete the file after the listing.
-        reason = why_no_log_file(log.layout, file.path) or "the file was deleted"
+        reason = log.layout.why_no_log_file(file.path) or "the file was deleted"
         for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
             yield DamagedSpan(offset, size, walk.MISSING_FILE, reason, path)
         return

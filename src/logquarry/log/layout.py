@@ -239,6 +239,17 @@ class StoreLayout:
         base = offset - offset % log.file_size if log.file_size else offset
         return f"{self.log_folders.paths[0]}/{base:0{store_files.NAME_DIGITS}d}"
 
+    def why_no_log_file(self, path: str) -> str | None:
+        """Explain why the path of a log file leads to no file; None if it leads to a file, or to
+        nothing.
+        """
+        target = self.filesystem.broken_link(path)
+        if target is not None:
+            return f"its file is a link to {target}, which does not exist: mount that disk"
+        if self.filesystem.why_no_file(path) is not None:
+            return "its file is not a plain file: move it out of the store"
+        return "its file is a folder: move it out of the store" if path in self.ignored else None
+
     def right_path(self, file: StoreFile) -> str:
         """Return the path that a log file should have, according to its frames."""
         # Only names of files in commitlog/ are checked.

@@ -6,14 +6,10 @@ A store without the target of a link looks like a store whose messages are missi
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from logquarry.errors import StoreNotFound
 from logquarry.log.filesystem import FileSystem
 from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, StoreFile, is_offset_name
-
-if TYPE_CHECKING:
-    from logquarry.log.layout import StoreLayout
 
 
 class BrokenLink(StoreNotFound):
@@ -58,15 +54,3 @@ def is_folder_name(topic: str) -> bool:
     out of the store.
     """
     return topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
-
-
-def why_no_log_file(layout: StoreLayout, path: str) -> str | None:
-    """Explain why the path of a log file leads to no file; None if it leads to a file, or to
-    nothing.
-    """
-    target = layout.filesystem.broken_link(path)
-    if target is not None:
-        return f"its file is a link to {target}, which does not exist: mount that disk"
-    if layout.filesystem.why_no_file(path) is not None:
-        return "its file is not a plain file: move it out of the store"
-    return "its file is a folder: move it out of the store" if path in layout.ignored else None

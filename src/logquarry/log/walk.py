@@ -34,7 +34,6 @@ from logquarry.format.frame import FIXED_SIZE_V1, DamageKind
 from logquarry.log import codec
 from logquarry.log.filesystem import FileView, GoneFile
 from logquarry.log.layout import StoreLayout
-from logquarry.log.links import why_no_log_file
 from logquarry.log.open_files import LogBytes
 from logquarry.log.readable import UNREADABLE, Unreadable
 from logquarry.log.store_files import StoreFile
@@ -300,7 +299,7 @@ class LogReader(LogBytes):
         if file is None or position - file.base >= self.size(file):
             kind, reason = self._missing_reason(file)
             if file is None or not file.size:
-                reason = why_no_log_file(self.layout, self.layout.log_file(position)) or reason
+                reason = self.layout.why_no_log_file(self.layout.log_file(position)) or reason
             return broken(kind, reason)
         at, path = position - file.base, self.layout.filesystem.full_path(file.path)
         rows = codec.empty_rows(self._rows_hint)

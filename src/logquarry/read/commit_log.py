@@ -15,7 +15,6 @@ from logquarry.format import frame
 from logquarry.format.frame import Blank, Damage, DamageKind, Frame, Outcome
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
-from logquarry.log.links import why_no_log_file
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import FileSequence, StoreFile
 from logquarry.log.walk import (
@@ -271,7 +270,7 @@ class CommitLog:
         """
         file = self.files.at(offset)
         # The list of files has such a path as an empty file.
-        reason = why_no_log_file(self._layout, file.path) if file and not file.size else None
+        reason = self._layout.why_no_log_file(file.path) if file and not file.size else None
         if file is None or reason is None:
             return None
         path = self._layout.filesystem.full_path(file.path)

@@ -29,7 +29,6 @@ from logquarry.repair.audit.differences import (
     SpanSet,
     TagsRule,
     count_same,
-    queue_name,
 )
 from logquarry.write.queue_writer import QueuePart
 

@@ -125,7 +125,8 @@ def _order(number: float) -> tuple[bool, float, float]:
 MAX_LENGTH: Final = 1 << 16
 """Maximum length of a filter in characters."""
 MAX_DEPTH: Final = 40
-"""Maximum nesting of brackets, NOT and signs (``+``, ``-``), and maximum depth of the tree."""
+"""Maximum nesting of brackets, NOT and signs (``+``, ``-``), and maximum depth of the tree of
+nodes."""
 
 Properties = Mapping[str, str]
 
