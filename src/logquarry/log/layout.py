@@ -121,9 +121,7 @@ class StoreLayout:
             raise StoreNotFound(f"{os.fsdecode(location)}: cannot be read: {error}") from error
 
     def with_config(self, config: StoreConfig) -> StoreLayout:
-        """Make a layout of the same files with another configuration. It keeps the cached lists
-        that do not depend on the configuration.
-        """
+        """Make a layout of the same files with another configuration, and keep its cached lists."""
         other = copy.copy(self)
         other.config = config
         other.__dict__.pop("delay_levels_ms", None)
@@ -214,9 +212,7 @@ class StoreLayout:
 
     @property
     def other_log(self) -> LogPlace | None:
-        """The place of the part of the log that is outside :attr:`log_folders`; None if there is no
-        such part.
-        """
+        """The place of a part of the log that is outside :attr:`log_folders`, if there is one."""
         folders = self.log_folders
         if folders.missing is not None or folders.feature is not None:
             return folders.missing
@@ -240,9 +236,7 @@ class StoreLayout:
         return f"{self.log_folders.paths[0]}/{base:0{store_files.NAME_DIGITS}d}"
 
     def why_no_log_file(self, path: str) -> str | None:
-        """Explain why the path of a log file leads to no file; None if it leads to a file, or to
-        nothing.
-        """
+        """Explain why there is something else at the path of a log file; None if there is not."""
         target = self.filesystem.broken_link(path)
         if target is not None:
             return f"its file is a link to {target}, which does not exist: mount that disk"
@@ -256,9 +250,7 @@ class StoreLayout:
         return file.path if self.log_folders.feature is not None else right_path(file.base)
 
     def log_path(self, offset: int) -> str:
-        """Return the full path of the log file that contains a physical offset. If there is no such
-        file, return the path of the log's first folder.
-        """
+        """Return the full path of the log file for an offset, else of the log's first folder."""
         file = self.commit_log.at(offset)
         return self.filesystem.full_path(self.log_folders.paths[0] if file is None else file.path)
 
