@@ -40,8 +40,7 @@ _NO_BYTES: Final = memoryview(b"")
 
 
 class MappedFile(FilePlace):
-    """A mapped file: one of a :class:`MappedFileQueue`, or a single file such as an index file.
-    Positions are within the file.
+    """A mapped file, often one of a :class:`MappedFileQueue`. Positions are within the file.
 
     The constructor opens or creates the file. :attr:`wrote` and :attr:`flushed` start at 0, even
     for an existing file, because the end of its data is unknown until a caller reads the frames.

@@ -72,10 +72,7 @@ class Queue(ABC):
 
     @property
     def entry_end(self) -> int:
-        """Number of the entry after the last one. Entries have numbers from the start of the queue
-        on, and entries in deleted files count too. An entry of a batch queue counts once, although
-        it has several messages.
-        """
+        """Number of the entry after the last one; entries in deleted files count too."""
         return self.max_offset
 
     def bounds(self) -> tuple[int, int]:

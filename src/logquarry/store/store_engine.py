@@ -418,8 +418,7 @@ class StoreEngine:
 
     def _close_in_order(self) -> bool:
         """Sync all files, and delete ``abort``. Return whether all of this succeeded."""
-        # The master should be closed by now, so no slave will acknowledge the messages: end all
-        # replica waits.
+        # The master should be closed by now, so no slave will acknowledge the messages.
         self.replicas.end()
         self.retention.end()
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]
@@ -449,10 +448,8 @@ class StoreEngine:
 
 
 def check_openable(root: Path, config: StoreConfig, accept_loss: int | None = None) -> bool:
-    """Check, without a change of the store, whether it can be opened for writing. Return whether
-    its messages have property CRCs.
-
-    Only checks that need no lock are made. Raises the errors of :class:`StoreEngine`.
+    """Check, without the lock and without a change, whether a store can be opened for writing.
+    Return whether its messages have property CRCs. Raises the errors of :class:`StoreEngine`.
     """
     if config.max_index_num is not None and config.index_shape is not None:
         check_room(config.index_shape)
@@ -495,8 +492,7 @@ def _require_outside_of_stores(root: Path) -> None:
     while an unknown folder is in its store.
     """
     for folder in root.resolve().parents:
-        # A folder that has only a log is no store: the storePathCommitLog of a broker can name any
-        # place, also one beside the store.
+        # A folder that has only a log is no store: storePathCommitLog can name any place.
         parts = CONSUME_QUEUE, CHECKPOINT, ABORT, LOCK
         if (folder / COMMIT_LOG).is_dir() and any((folder / name).exists() for name in parts):
             reason = f"a new store cannot lie in the store {folder}"

@@ -417,11 +417,7 @@ class BaseWriter(LiveStore):
         return ConfigFile(self._engine.disk, self._engine.root, SUBSCRIPTION_GROUPS)
 
     def check_transactions(self, listener: Listener) -> CheckReport:
-        """Ask a function about each open transaction that is old enough.
-
-        An open transaction is old enough after ``transaction_time_out``, or after the time in its
-        message's CHECK_IMMUNITY_TIME_IN_SECONDS. The check does not ask about a transaction whose
-        ``with`` block is still running, or that the check abandons.
+        """Ask a function about each open transaction that is older than its timeout.
 
         Args:
             listener: function that is called with an

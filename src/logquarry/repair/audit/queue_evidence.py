@@ -29,6 +29,7 @@ from logquarry.repair.audit.differences import (
     SpanSet,
     TagsRule,
     count_same,
+    queue_name,
 )
 from logquarry.write.queue_writer import QueuePart
 

@@ -125,8 +125,7 @@ def _order(number: float) -> tuple[bool, float, float]:
 MAX_LENGTH: Final = 1 << 16
 """Maximum length of a filter in characters."""
 MAX_DEPTH: Final = 40
-"""Maximum nesting of brackets, NOT and signs (``+``, ``-``), and maximum depth of the tree of
-nodes."""
+"""Maximum nesting of brackets, NOT and signs (``+``, ``-``), and maximum depth of the tree."""
 
 Properties = Mapping[str, str]
 
