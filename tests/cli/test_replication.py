@@ -173,6 +173,7 @@ def test_notes_name_the_master_once(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["replicate", "m:1", "--into", "s", "--tls-name", "x"], "--tls-name need --tls"),
         (["replicate", "m:1", "--into", "s", "--tls", "--tls-key", "x"], "needs --tls-cert"),
+        (["replicate", "m:1", "--into", "s", "--tls", "--tls-name", ".x"], "--tls-name takes"),
         (["serve-master", "m", "--rate", "abc"], "--rate takes a size"),
         (["serve-master", "m", "--transfer-size", "0"], "--transfer-size takes a size"),
     ],

@@ -45,8 +45,8 @@ def host_port(text: str, *, option: str) -> tuple[str, int]:
 
 def _is_host(name: str) -> bool:
     try:
-        # The lookup of a host name encodes the name with IDNA. The encoder raises UnicodeError for
-        # a name that no host can have.
+        # The lookup of a host name, and TLS, encode the name with IDNA. The encoder raises
+        # UnicodeError for a name that no host can have.
         return bool(name.encode("idna"))
     except UnicodeError:
         return False
@@ -121,6 +121,8 @@ def client_tls(
         return None
     if tls_key is not None and tls_cert is None:
         raise UsageError("--tls-key needs --tls-cert")
+    if tls_name and not _is_host(tls_name):
+        raise UsageError(f"--tls-name takes the name of a host, not {tls_name!r}")
     return _tls(ssl.Purpose.SERVER_AUTH, tls_cert, tls_key, tls_ca)
 
 
