@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 _LINES_AT_ONCE = 512
+_SURROGATE: Final = "\\ud"
+"""The start of an escaped surrogate in JSON."""
 _BYTES_AT_ONCE = 1 << 20
 _PROGRESS_AFTER_SECONDS = 0.4
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -129,10 +131,13 @@ class Output:
 
     def json(self, document: Any) -> None:
         """Write one JSON document in ASCII, so that its content cannot control a terminal."""
-        # `_with_names` decodes UTF-8 file names that Python left undecoded. The second json.dumps
-        # escapes all characters that are not ASCII.
-        whole = _with_names(json.dumps(document, ensure_ascii=False))
-        self.jsonl([json.dumps(json.loads(whole), indent=2)])
+        found = json.dumps(document, indent=2)
+        if _SURROGATE in found:
+            # `_with_names` decodes UTF-8 file names that Python left undecoded. The last json.dumps
+            # escapes all characters that are not ASCII.
+            whole = _with_names(json.dumps(document, ensure_ascii=False))
+            found = json.dumps(json.loads(whole), indent=2)
+        self.jsonl([found])
 
     def jsonl(self, lines: Iterable[str]) -> None:
         """Write lines of JSON as UTF-8, because the locale's encoding may lack characters."""
@@ -153,8 +158,9 @@ class Output:
         """
         numbers = [i for i, name in enumerate(header) if name in right.split()]
         most = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        cells = [[text.printable(str(cell)) for cell in row] for row in rows]
-        head, *lines = text.columns([[name.upper() for name in header], *cells], numbers, most)
+        cells = [_printable(column) for column in zip(*rows, strict=True)]
+        titles = tuple(name.upper() for name in header)
+        head, *lines = text.columns([titles, *zip(*cells, strict=True)], numbers, most)
         self.line(self.style(head, "bold"))
         self.lines(lines)
 
@@ -276,6 +282,11 @@ class _ProgressBar:
     def close(self) -> None:
         if self._shown is not None:
             self._shown.stop()
+
+
+def _printable(cells: Sequence[object]) -> list[str]:
+    found = list(map(str, cells))
+    return found if all(map(str.isprintable, found)) else list(map(text.printable, found))
 
 
 def encoded(lines: Iterable[str]) -> Iterator[bytes]:
