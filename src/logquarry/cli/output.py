@@ -49,9 +49,10 @@ def check_target(
     target: str | Path, stores: Iterable[str], config: StoreConfig | None = None
 ) -> Path:
     """Check that a command may write a file. Return the path with all links resolved."""
+    from logquarry import arguments
     from logquarry.log.location import lies_in_store, path_or_url
 
-    name = path_or_url(str(target))
+    name = path_or_url(arguments.path(target, "output file", may_be_long=True))
     if "://" in name:
         raise UsageError(f"{target} is a URL; give the path of a local file")
     path = Path(name).resolve()
