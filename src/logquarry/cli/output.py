@@ -38,6 +38,9 @@ _SURROGATE: Final = "\\ud"
 """The start of an escaped surrogate in JSON."""
 _BYTES_AT_ONCE = 1 << 20
 _PROGRESS_AFTER_SECONDS = 0.4
+_READER_SECONDS = 10.0
+"""Maximum time to wait for a program that reads a pipe."""
+_READER_PAUSE = 0.02
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk, of an exhausted quota, and of the limit of a file's size."""
 MOST_LISTED = 40
@@ -48,15 +51,19 @@ MOST_LISTED = 40
 def check_target(
     target: str | Path, stores: Iterable[str], config: StoreConfig | None = None
 ) -> Path:
-    """Check that a command may write a file. Return the path with all links resolved."""
+    """Check that a command may write a file. Return the path with all links resolved. The path of a
+    pipe or a device is returned unchanged.
+    """
     from logquarry import arguments
     from logquarry.log.location import lies_in_store, path_or_url
 
     name = path_or_url(arguments.path(target, "output file", may_be_long=True))
     if "://" in name:
         raise UsageError(f"{target} is a URL; give the path of a local file")
-    path = Path(name).resolve()
+    path = Path(name)
     _refuse_folder(target, path)
+    if not _is_special(path):
+        path = path.resolve()
     for store in map(path_or_url, stores):
         if "://" not in store and lies_in_store(path, store, config):
             raise UsageError(f"{target} lies in the store {store}; give a path outside of it")
@@ -68,19 +75,50 @@ def _refuse_folder(target: str | Path, path: Path) -> None:
         raise UsageError(f"{target} is a folder; give the path of a file")
 
 
+def _is_special(path: Path) -> bool:
+    # The path may be a link to a pipe without a name, for example /dev/stdout or /dev/fd/63. Such a
+    # path cannot be resolved.
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _open_special(path: Path) -> BinaryIO:
+    """Open a pipe or a device. Raise UsageError if no program opens the other end of a pipe."""
+    if not path.is_fifo():
+        return path.open("wb")
+    end = time.monotonic() + _READER_SECONDS
+    while True:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+        else:
+            os.set_blocking(descriptor, True)
+            return os.fdopen(descriptor, "wb")
+        if time.monotonic() > end:
+            raise UsageError(
+                f"{path} is a pipe, and no program reads it: start the program that reads it, or "
+                "give the path of a file"
+            )
+        time.sleep(_READER_PAUSE)
+
+
 @contextmanager
 def staged(target: Path) -> Iterator[BinaryIO]:
     """Context manager: write a file under a temporary name; rename it at the end of the block.
 
     If the block raises an error, the target does not change. If the target is a pipe or a device,
     the data is written to it directly.
+
+    Raises:
+        UsageError: if the target is a pipe, and no program opens it for reading within 10 s.
     """
     _refuse_folder(target, target)
-    target = target.resolve()
-    if target.exists() and not target.is_file():
-        with target.open("wb") as file:
+    if _is_special(target):
+        with _open_special(target) as file:
             yield file
         return
+    target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
     draft = Path(name)

@@ -103,6 +103,9 @@ def _is_data(path: Path) -> bool:
 
 def _file(path: Path, rows: int | None = None) -> SourceFile:
     try:
+        if path.exists() and not path.is_file():
+            # Do not open a pipe: it delivers its bytes only once, and an import reads a file twice.
+            raise SourceNotReadable(f"{path}: is not a plain file: save its content in a file")
         with path.open("rb") as file:
             is_parquet = file.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC
         return SourceFile(str(path), is_parquet, path.stat().st_size, rows)
