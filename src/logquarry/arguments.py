@@ -332,8 +332,10 @@ def _require_held(value: memoryview, field: str) -> None:
         ) from error
 
 
-def path(value: object, field: str = "path") -> str:
-    """Check a path or URL, and return it as text."""
+def path(value: object, field: str = "path", *, may_be_long: bool = False) -> str:
+    """Check a path or URL, and return it as text. With ``may_be_long``, leave it to the file system
+    whether a name in it is too long.
+    """
     try:
         found = text(os.fsdecode(value), field)  # type: ignore[arg-type]
     except TypeError:
@@ -346,6 +348,6 @@ def path(value: object, field: str = "path") -> str:
         is_long = any(len(os.fsencode(name)) > _LONGEST_FILE_NAME for name in found.split("/"))
     except UnicodeEncodeError as error:
         raise UsageError(f"{field}: {found!r} cannot be read: {error.reason}") from error
-    if is_long and "://" not in found:
+    if is_long and not may_be_long and "://" not in found:
         raise UsageError(f"{field}: a name in it has more than {_LONGEST_FILE_NAME} bytes")
     return found

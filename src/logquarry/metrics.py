@@ -80,6 +80,8 @@ class StoreCollector(Collector):
             uses.
     """
 
+    _known: StoreStats | None = None
+
     def __init__(self, store: MessageStore, node_id: str | None = None) -> None:
         self._store = store
         shared = {"node_id": store.broker if node_id is None else node_id}
@@ -99,7 +101,7 @@ class StoreCollector(Collector):
         try:
             # min_offset raises StoreUnavailable if the store is closed.
             _ = self._store.min_offset
-            stats = self._store.stats()
+            stats = self._store.stats() if self._known is None else self._known
         except StoreUnavailable:
             return
         yield from self._of_state(stats.state)
@@ -232,10 +234,17 @@ class StoreCollector(Collector):
         )
 
 
-def prometheus_text(store: MessageStore, node_id: str | None = None) -> str:
-    """Return the current metrics of a store, in Prometheus's text format."""
+def prometheus_text(
+    store: MessageStore, node_id: str | None = None, *, stats: StoreStats | None = None
+) -> str:
+    """Return the current metrics of a store, in Prometheus's text format.
+
+    If the caller passes the store's ``stats()``, the function does not read them again.
+    """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(StoreCollector(store, node_id))
+    collector = StoreCollector(store, node_id)
+    collector._known = stats
+    registry.register(collector)
     text: bytes = generate_latest(registry)
     return text.decode()
 

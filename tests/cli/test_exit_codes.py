@@ -70,6 +70,42 @@ def test_codes_of_commands(damaged_store: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+_COMMANDS = (
+    *("info {bad}", "messages {bad}", "verify {bad}", "verify {store} {bad}", "diff {store} {bad}"),
+    *("recover {bad}", "rebuild {bad}", "rebuild {store} --into {bad}", "salvage {bad}"),
+    *("salvage {store} --into {bad}", "retain {bad} --keep-bytes 1g", "convert {bad} --into x"),
+    *("convert {store} --into {bad}", "export {bad} --to x --format jsonl"),
+    *("export {store} --to {bad} --format jsonl", "export {store} --to {bad}", "import {bad} x"),
+    *("import rows.jsonl {bad}", "compact {bad}", "stats {bad}", "report {bad} --html x"),
+    *("report {store} --html {bad}", "serve-master {bad}", "replicate m:1 --into {bad}"),
+    *("replicate m:1 --into x --tls --tls-ca {bad}", "serve-master {store} --tls-cert {bad}"),
+    *("broker {bad}", "broker {store} --read-only --offsets {bad}", "broker --accounts {bad}"),
+    *("demo --to {bad}", "bench put --dir {bad}", "info {store} --config {bad}"),
+)
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_a_path_that_no_file_can_have(
+    command: str, damaged_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"topic":"t","body":""}\n')
+    before = sorted(tmp_path.iterdir())
+    for bad in ("a\0b", "/a\ud800b", "s3://a/\0"):
+        words = [word.format(bad=bad, store=damaged_store) for word in command.split()]
+        error = run(*words, code=2).stderr
+        assert error.startswith("error: ") and len(error.splitlines()) == 1, error
+        reasons = ("null character", "surrogates not allowed", " URL", "only local", "only a local")
+        assert any(reason in error for reason in reasons), error
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_next_step_although_a_word_is_no_path(damaged_store: Path) -> None:
+    wrong = damaged_store / "commitlog"
+    error = run("messages", wrong, "--grep", "x" * 300 + "\0", "--limit", 1, code=3).stderr
+    assert f"next: logquarry messages {damaged_store} --grep" in error
+
+
 def test_a_file_of_another_user(damaged_store: Path) -> None:
     denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     with patch("os.scandir", side_effect=denied):

@@ -6,13 +6,16 @@ import errno
 import json
 import os
 import shutil
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from logquarry.cli import output
 from logquarry.log import exported
 from logquarry.log.codec import Rows
 from tests.helpers.command import jsonl, run
@@ -124,3 +127,55 @@ def test_a_full_disk_is_named(
     step = "raise the limit" if number == errno.EFBIG else "free some space"
     assert f"error: {target}: {os.strerror(number)}\nnext: {step}" in result.stderr
     assert not target.exists()
+
+
+@contextmanager
+def reading(path: Path, *, after: float = 0) -> Iterator[list[bytes]]:
+    """Read a pipe in a thread, and yield the list to which its content is added."""
+    found: list[bytes] = []
+
+    def read() -> None:
+        time.sleep(after)
+        found.append(path.read_bytes())
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    yield found
+    thread.join(60)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_written_if_a_program_reads_it(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, pipe = golden / "single" / "store", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for after in (0, 0.3):
+        with reading(pipe, after=after) as found:
+            run("export", store, "--to", pipe, "--format", "jsonl")
+        assert len(found[0].splitlines()) == len(jsonl(store))
+    with reading(pipe) as found:
+        run("report", store, "--html", pipe)
+    assert found[0].endswith(b"</html>\n") and pipe.is_fifo()
+    monkeypatch.setattr(output, "_READER_SECONDS", 0.1)
+    for words in (["export", store, "--format", "jsonl", "--to"], ["report", store, "--html"]):
+        error = run(*words, pipe, code=2).stderr
+        assert error == (
+            f"error: {pipe} is a pipe, and no program reads it: start the program that reads it, "
+            "or give the path of a file\n"
+        )
+    assert pipe.is_fifo()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}"])
+def test_a_pipe_without_a_name_is_written(golden: Path, name: str) -> None:
+    """As a shell passes it: ``--to >(gzip > messages.gz)``."""
+    store = golden / "single" / "store"
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as file:
+        try:
+            run("export", store, "--to", name.format(writer), "--format", "jsonl", "--limit", 3)
+        finally:
+            os.close(writer)
+        assert len(file.read().splitlines()) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import signal
 import zlib
 from pathlib import Path
@@ -469,3 +470,19 @@ def test_many_bodies_of_all_sizes(
     found = jsonl(tmp_path / "store")
     assert [base64.b64decode(message["body"]) for message in found] == bodies
     assert [message["flag"] for message in found] == list(range(400))
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_no_source(tmp_path: Path) -> None:
+    """An import reads its source twice, and a pipe delivers its bytes only once."""
+    os.mkfifo(tmp_path / "pipe")
+    reader, writer = os.pipe()
+    os.write(writer, b'{"topic":"t","body":""}\n')
+    os.close(writer)
+    try:
+        for source in (tmp_path / "pipe", f"/dev/fd/{reader}"):
+            error = run("import", source, tmp_path / "store", code=3).stderr
+            assert f"{source}: is not a plain file: save its content in a file" in error
+    finally:
+        os.close(reader)
+    assert not (tmp_path / "store").exists()

@@ -21,7 +21,7 @@ NO_TIME: Final = ("yesterday", "", 1.5, True, b"0", [0], THING, HUGE)
 NO_SECONDS: Final = ("1", True, [1], b"1", THING, float("nan"))
 NO_OBJECT: Final[tuple[object, ...]] = ("x", 5, {}, [], b"x", True, THING)
 NO_FUNCTION: Final = ("x", 5, {"a": 1}, b"x", True, THING)
-NO_PATH: Final = (5, bytearray(b"/tmp"), ["/tmp"], True, THING, "a\0b", "", "x" * 256)
+NO_PATH: Final = (5, bytearray(b"/tmp"), ["/tmp"], True, THING, "a\0b", "a\ud800", "", "x" * 256)
 NO_BYTES: Final = ("text", 5, [1, 2], True, THING)
 NO_PORT: Final = (*NO_INT, -1, 65_536)
 

@@ -62,7 +62,7 @@ _GARBAGE: Final = 100_000
 )
 @click.option(
     "--offsets",
-    type=click.Path(readable=False, path_type=Path),
+    type=options.LocalPath(),
     metavar="FOLDER",
     help="With --read-only, keep the offsets of groups in this folder.  [default: in memory]",
 )
@@ -89,7 +89,7 @@ _GARBAGE: Final = 100_000
 )
 @click.option(
     "--accounts",
-    type=click.Path(readable=False, path_type=Path),
+    type=options.LocalPath(),
     metavar="FILE",
     help="Accept only clients with an account of this TOML file (docs/broker.md).  [default: all]",
 )

@@ -136,6 +136,19 @@ class LocalFolder(click.ParamType):  # type: ignore[type-arg]
         return Path(path_or_url(os.fsdecode(value)))
 
 
+class LocalPath(click.ParamType):  # type: ignore[type-arg]
+    """The type of an option whose value is the path of a local file or folder to read."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path; raise UsageError if no file can have this path."""
+        from logquarry import arguments
+
+        option = "path" if param is None else param.opts[0]
+        return Path(arguments.path(value, option, may_be_long=True))
+
+
 class Filters(NamedTuple):
     """The values of the options that :func:`filters` adds, as the user typed them."""
 

@@ -22,6 +22,7 @@ from logquarry.errors import (
     StoreNotFound,
     StoreUnavailable,
     UnsupportedStore,
+    UsageError,
 )
 
 if TYPE_CHECKING:
@@ -124,13 +125,11 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
             return None
         return line("verify", store, config=config)
     if isinstance(error, StoreNotFound) and error.suggestion is not None:
-        from logquarry.log.location import absolute
-
-        wrong, right = map(absolute, error.suggestion)
-        if not any(absolute(word) == wrong for word in typed):
+        wrong, right = map(_absolute, error.suggestion)
+        if not any(_absolute(word) == wrong for word in typed):
             return None
         right = error.suggestion[1] if error.suggestion[0] in typed else right
-        return line(*(right if absolute(word) == wrong else word for word in typed))
+        return line(*(right if _absolute(word) == wrong else word for word in typed))
     if isinstance(error, StoreNotFound) and isinstance(error.__cause__, PermissionError):
         return line(*typed, before="become a user who may read the store's files")
     if isinstance(error, UnsupportedStore) and store is not None and is_convertible(store, config):
@@ -182,6 +181,16 @@ def is_log_place(error: UnsupportedStore) -> bool:
 
     places = (log_place.DLEDGER, log_place.SEVERAL_LOG_PATHS, log_place.LOG_ELSEWHERE)
     return error.feature in places
+
+
+def _absolute(word: str) -> str:
+    from logquarry.log.location import absolute
+
+    try:
+        return absolute(word)
+    except UsageError:
+        # The word is no path. It may be a filter, for example.
+        return word
 
 
 def _store(ctx: click.Context) -> str | None:

@@ -34,8 +34,13 @@ if TYPE_CHECKING:
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 _LINES_AT_ONCE = 512
+_SURROGATE: Final = "\\ud"
+"""The start of an escaped surrogate in JSON."""
 _BYTES_AT_ONCE = 1 << 20
 _PROGRESS_AFTER_SECONDS = 0.4
+_READER_SECONDS = 10.0
+"""Maximum time to wait for a program that reads a pipe."""
+_READER_PAUSE = 0.02
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk, of an exhausted quota, and of the limit of a file's size."""
 MOST_LISTED = 40
@@ -46,14 +51,19 @@ MOST_LISTED = 40
 def check_target(
     target: str | Path, stores: Iterable[str], config: StoreConfig | None = None
 ) -> Path:
-    """Check that a command may write a file. Return the path with all links resolved."""
+    """Check that a command may write a file. Return the path with all links resolved. The path of a
+    pipe or a device is returned unchanged.
+    """
+    from logquarry import arguments
     from logquarry.log.location import lies_in_store, path_or_url
 
-    name = path_or_url(str(target))
+    name = path_or_url(arguments.path(target, "output file", may_be_long=True))
     if "://" in name:
         raise UsageError(f"{target} is a URL; give the path of a local file")
-    path = Path(name).resolve()
+    path = Path(name)
     _refuse_folder(target, path)
+    if not _is_special(path):
+        path = path.resolve()
     for store in map(path_or_url, stores):
         if "://" not in store and lies_in_store(path, store, config):
             raise UsageError(f"{target} lies in the store {store}; give a path outside of it")
@@ -65,19 +75,50 @@ def _refuse_folder(target: str | Path, path: Path) -> None:
         raise UsageError(f"{target} is a folder; give the path of a file")
 
 
+def _is_special(path: Path) -> bool:
+    # The path may be a link to a pipe without a name, for example /dev/stdout or /dev/fd/63. Such a
+    # path cannot be resolved.
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _open_special(path: Path) -> BinaryIO:
+    """Open a pipe or a device. Raise UsageError if no program opens the other end of a pipe."""
+    if not path.is_fifo():
+        return path.open("wb")
+    end = time.monotonic() + _READER_SECONDS
+    while True:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+        else:
+            os.set_blocking(descriptor, True)
+            return os.fdopen(descriptor, "wb")
+        if time.monotonic() > end:
+            raise UsageError(
+                f"{path} is a pipe, and no program reads it: start the program that reads it, or "
+                "give the path of a file"
+            )
+        time.sleep(_READER_PAUSE)
+
+
 @contextmanager
 def staged(target: Path) -> Iterator[BinaryIO]:
     """Context manager: write a file under a temporary name; rename it at the end of the block.
 
     If the block raises an error, the target does not change. If the target is a pipe or a device,
     the data is written to it directly.
+
+    Raises:
+        UsageError: if the target is a pipe, and no program opens it for reading within 10 s.
     """
     _refuse_folder(target, target)
-    target = target.resolve()
-    if target.exists() and not target.is_file():
-        with target.open("wb") as file:
+    if _is_special(target):
+        with _open_special(target) as file:
             yield file
         return
+    target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
     draft = Path(name)
@@ -129,10 +170,13 @@ class Output:
 
     def json(self, document: Any) -> None:
         """Write one JSON document in ASCII, so that its content cannot control a terminal."""
-        # `_with_names` decodes UTF-8 file names that Python left undecoded. The second json.dumps
-        # escapes all characters that are not ASCII.
-        whole = _with_names(json.dumps(document, ensure_ascii=False))
-        self.jsonl([json.dumps(json.loads(whole), indent=2)])
+        found = json.dumps(document, indent=2)
+        if _SURROGATE in found:
+            # `_with_names` decodes UTF-8 file names that Python left undecoded. The last json.dumps
+            # escapes all characters that are not ASCII.
+            whole = _with_names(json.dumps(document, ensure_ascii=False))
+            found = json.dumps(json.loads(whole), indent=2)
+        self.jsonl([found])
 
     def jsonl(self, lines: Iterable[str]) -> None:
         """Write lines of JSON as UTF-8, because the locale's encoding may lack characters."""
@@ -153,8 +197,9 @@ class Output:
         """
         numbers = [i for i, name in enumerate(header) if name in right.split()]
         most = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        cells = [[text.printable(str(cell)) for cell in row] for row in rows]
-        head, *lines = text.columns([[name.upper() for name in header], *cells], numbers, most)
+        cells = [_printable(column) for column in zip(*rows, strict=True)]
+        titles = tuple(name.upper() for name in header)
+        head, *lines = text.columns([titles, *zip(*cells, strict=True)], numbers, most)
         self.line(self.style(head, "bold"))
         self.lines(lines)
 
@@ -276,6 +321,11 @@ class _ProgressBar:
     def close(self) -> None:
         if self._shown is not None:
             self._shown.stop()
+
+
+def _printable(cells: Sequence[object]) -> list[str]:
+    found = list(map(str, cells))
+    return found if all(map(str.isprintable, found)) else list(map(text.printable, found))
 
 
 def encoded(lines: Iterable[str]) -> Iterator[bytes]:

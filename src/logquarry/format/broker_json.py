@@ -26,8 +26,11 @@ from logquarry.format import java
 # The quantifiers are possessive (`++`, `*+`): a pattern that may backtrack needs 120 bytes of
 # memory for each character of a string.
 _STRING = r'"(?:\\.|[^"\\]++)*+(?:"|\\?\Z)'
-_TOKEN = re.compile(_STRING + r"|([{,]\s*)(-?[\w$]+)(\s*:)", re.DOTALL)
-_BRACKET = re.compile(_STRING + r"|[\[{}\]]", re.DOTALL)
+_TOKEN = re.compile(rf"({_STRING})|([{{,]\s*)(-?[\w$]+)(\s*:)", re.DOTALL)
+_ANY_STRING = re.compile(_STRING, re.DOTALL)
+_OPEN, _CLOSE = b"{}"
+_BRACKETS = bytes.maketrans(b"[]", b"{}")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _ESCAPED = re.compile(r'["\\\x00-\x1f\x7f-\x9f\u2028\u2029]')
 _SHORT_ESCAPES = {
     '"': r"\"",
@@ -87,22 +90,14 @@ def decode(text: str | bytes) -> Any:
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8")
-
-    def quote(match: re.Match[str]) -> str:
-        before, key, after = match.groups()
-        return match[0] if key is None else f'{before}"{key}"{after}'
-
-    depth = deepest = 0
-    for bracket in _BRACKET.findall(text):
-        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(bracket, 0)
-        deepest = max(deepest, depth)
+    deepest = _nesting(text)
     if deepest > MAX_NESTING:
         raise ValueError(f"nested {deepest} deep, more than {MAX_NESTING}")
     # Try to parse strict JSON first, because the search for keys without quotes takes much longer
     # than parsing.
     with contextlib.suppress(ValueError):
         return _DECODER.decode(text)
-    return _DECODER.decode(_TOKEN.sub(quote, text))
+    return _DECODER.decode(_with_quotes(text))
 
 
 def _constant(name: str) -> None:
@@ -118,6 +113,34 @@ def _finite(text: str) -> float:
 
 
 _DECODER: Final = json.JSONDecoder(parse_constant=_constant, parse_float=_finite)
+
+
+def _nesting(text: str) -> int:
+    """Return how deeply the brackets of a document are nested. Brackets in strings do not count."""
+    outside = _ANY_STRING.sub("", text).encode("utf-8", "replace")
+    brackets = outside.translate(_BRACKETS, _NO_BRACKETS)
+    rest, depth = brackets, 0
+    # Each step removes the innermost pairs, so a valid document of depth 3 takes 3 steps. This is
+    # much faster than to count one bracket after the other.
+    while depth <= MAX_NESTING and (inner := rest.replace(b"{}", b"")) != rest:
+        rest, depth = inner, depth + 1
+    if not rest:
+        return depth
+    depth = deepest = 0
+    for bracket in brackets:
+        depth += 1 if bracket == _OPEN else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _with_quotes(text: str) -> str:
+    """Put quotes around the keys that have none."""
+    parts = _TOKEN.split(text)
+    # The parts are: some text, a string or None, and what is before a key, the key and what is
+    # after it, or None. A loop over the matches would take twice as long.
+    parts[2::5] = [before and before + '"' for before in parts[2::5]]
+    parts[4::5] = [after and '"' + after for after in parts[4::5]]
+    return "".join(filter(None, parts))
 
 
 def encode(value: Any) -> str:
@@ -220,11 +243,17 @@ def encode_delay_offsets(offsets: Mapping[int, int]) -> str:
 def decode_consumer_offsets(text: str | bytes) -> dict[tuple[str, str], dict[int, int]]:
     """Decode (topic, group) -> queue id -> next queue offset (``ConsumerOffsetManager``)."""
     result: dict[tuple[str, str], dict[int, int]] = {}
-    for name, offsets in _table(decode(text), OFFSET_TABLE).items():
+    topics: dict[str, str] = {}
+    known: dict[str, int] = {}
+    table = _table(decode(text), OFFSET_TABLE)
+    for name in list(table):
         topic, separator, group = name.partition(_GROUP_SEPARATOR)
         if not separator:
             raise ValueError(f"{OFFSET_TABLE}: {name!r} is not topic@group")
-        result[topic, group] = _int_table(offsets, name)
+        # A store can have a million of groups. So keep the name of a topic only once, and remove
+        # what is converted from the document.
+        offsets = _int_table(table.pop(name), name, known)
+        result[topics.setdefault(topic, topic), group] = offsets
     return result
 
 
@@ -336,10 +365,19 @@ def _table(document: Any, name: str) -> dict[str, Any]:
     return table
 
 
-def _int_table(table: Any, name: str) -> dict[int, int]:
+def _int_table(table: Any, name: str, known: dict[str, int] | None = None) -> dict[int, int]:
+    """Convert keys and values of a table. ``known`` keeps converted keys for the next table."""
     if not isinstance(table, dict):
         raise ValueError(f"{name!r} is not an object")
-    return {whole(key, name): whole(value, name) for key, value in table.items()}
+    found: dict[int, int] = {}
+    keys = {} if known is None else known
+    for key, value in table.items():
+        number = keys.get(key)
+        if number is None:
+            number = keys[key] = whole(key, name)
+        is_whole = type(value) is int and java.LONG_MIN <= value <= java.LONG_MAX
+        found[number] = value if is_whole else whole(value, name)
+    return found
 
 
 def whole(value: Any, name: str) -> int:

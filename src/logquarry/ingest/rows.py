@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from logquarry import arguments
 from logquarry.errors import BadRow, DecompressionError, SourceNotReadable, UsageError
 from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
@@ -77,7 +78,7 @@ class Source:
 
 def open_source(location: str | os.PathLike[str]) -> Source:
     """Find the files to import."""
-    name = path_or_url(os.fspath(location))
+    name = path_or_url(arguments.path(location, "source", may_be_long=True))
     if "://" in name:
         raise UsageError(f"{name}: only local files can be imported")
     path = Path(name)
@@ -102,6 +103,9 @@ def _is_data(path: Path) -> bool:
 
 def _file(path: Path, rows: int | None = None) -> SourceFile:
     try:
+        if path.exists() and not path.is_file():
+            # Do not open a pipe: it delivers its bytes only once, and an import reads a file twice.
+            raise SourceNotReadable(f"{path}: is not a plain file: save its content in a file")
         with path.open("rb") as file:
             is_parquet = file.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC
         return SourceFile(str(path), is_parquet, path.stat().st_size, rows)

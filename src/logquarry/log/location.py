@@ -341,7 +341,7 @@ def absolute(location: str | os.PathLike[str]) -> str:
     text = os.fsdecode(location)
     if not text:
         raise UsageError("the path of a store is empty")
-    text = path_or_url(text)
+    text = path_or_url(arguments.path(text, may_be_long=True))
     if "://" in text:
         return text.rstrip("/")
     # On Windows, use "/" instead of a backslash, because logquarry splits paths at "/".

@@ -33,6 +33,9 @@ from logquarry.store.retention.rules import least_used
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, HalfCounter, ended_by
 from logquarry.text import document
 
+ConsumerTable = Mapping[tuple[str, str], Mapping[int, int]]
+"""Consumer offsets: (topic, group) -> queue id -> queue offset."""
+
 State = Literal["closed", "live", "crashed"]
 """``live``: a process has the store open for writing. ``crashed``: the store is not live, but has
 an abort file. ``closed``: it was shut down cleanly.
@@ -151,6 +154,7 @@ class StateReader:
         retained = _retained(self._retained, queues, start, end)
         first = _first_timestamp(layout, start) if end > start else None
         dispatch, flush = behind or _behind(layout, queues, start, end, state)
+        offsets = consumer_offsets(layout)
         return StoreState(
             state=state,
             min_offset=start,
@@ -163,9 +167,9 @@ class StateReader:
             dispatch_behind=dispatch,
             flush_behind=flush,
             retained=retained,
-            consumer_lag=_consumer_lag(layout, queues),
+            consumer_lag=_consumer_lag(offsets, queues),
             delay_levels=_delay_levels(layout, queues),
-            half_messages=_half_messages(layout, queues, self._halves, start),
+            half_messages=_half_messages(layout, queues, self._halves, start, offsets),
         )
 
 
@@ -220,27 +224,38 @@ def _disk_ratio(layout: StoreLayout, folders: Iterable[str]) -> float | None:
 
 
 def _half_messages(
-    layout: StoreLayout, queues: list[Queue], counter: HalfCounter, start: int
+    layout: StoreLayout,
+    queues: list[Queue],
+    counter: HalfCounter,
+    start: int,
+    offsets: ConsumerTable,
 ) -> dict[str, int]:
     frame_at = partial(CommitLog(layout).sound_frame_at, check_crc=False)
-    passed = consumer_offsets(layout).get((HALF_TOPIC, GROUP), {})
-    found = counter.count(queues, frame_at, passed)
+    found = counter.count(queues, frame_at, offsets.get((HALF_TOPIC, GROUP), {}))
     opened = open_in(read_table(layout)) if layout.has_state_table else {}
     frames = (frame_at(offset) for offset in opened if offset >= start)
     found.update(one.topic.decode("utf-8", java.UTF8_ERRORS) for one in frames if one is not None)
     return dict(sorted(found.items()))
 
 
-def _consumer_lag(layout: StoreLayout, queues: list[Queue]) -> tuple[GroupLag, ...]:
-    table = consumer_offsets(layout)
-    bounds = {(queue.topic, queue.queue_id): queue.bounds() for queue in queues}
+def _consumer_lag(table: ConsumerTable, queues: list[Queue]) -> tuple[GroupLag, ...]:
+    # A store can have a million of groups, so do as little as possible for each.
+    bounds: dict[str, dict[int, tuple[int, int]]] = {}
+    for queue in queues:
+        bounds.setdefault(queue.topic, {})[queue.queue_id] = queue.bounds()
+    groups: dict[str, list[str]] = {}
+    for topic, group in table:
+        groups.setdefault(topic, []).append(group)
     found = []
-    for (topic, group), offsets in sorted(table.items()):
-        lag = 0
-        for queue_id, offset in offsets.items():
-            low, high = bounds.get((topic, queue_id), (0, 0))
-            lag += max(0, high - max(low, offset))
-        found.append(GroupLag(group, topic, lag))
+    for topic in sorted(groups):
+        there = bounds.get(topic, {})
+        for group in sorted(groups[topic]):
+            lag = 0
+            for queue_id, offset in table[topic, group].items():
+                if queue_id in there:
+                    low, high = there[queue_id]
+                    lag += max(0, high - max(low, offset))
+            found.append(GroupLag(group, topic, lag))
     return tuple(found)
 
 

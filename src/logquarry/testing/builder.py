@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
+from logquarry import arguments
 from logquarry.format import checkpoint, frame, java, queue_entry, sys_flag
 from logquarry.format import properties as props
 from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE, NAME_DIGITS
@@ -41,7 +42,7 @@ class StoreBuilder:
         file_size: int = 1 << 16,
         queue_file_size: int = 2_000,
     ) -> None:
-        self.root = root
+        self.root = root = Path(arguments.path(root, "root"))
         self.file_size = file_size
         self.queue_file_size = queue_file_size
         self.offset = 0

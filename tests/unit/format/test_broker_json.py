@@ -190,3 +190,45 @@ def test_a_long_string_needs_little_memory(text: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 10 * len(document)
     finally:
         tracemalloc.stop()
+
+
+def nesting(text: str) -> int:
+    """How deeply brackets are nested, counted one after the other."""
+    depth = deepest = 0
+    in_string = escaped = False
+    for sign in text:
+        if in_string:
+            in_string, escaped = escaped or sign != '"', sign == "\\" and not escaped
+        elif sign == '"':
+            in_string = True
+        elif sign in "{[}]":
+            depth += 1 if sign in "{[" else -1
+            deepest = max(deepest, depth)
+    return deepest
+
+
+@given(st.lists(st.sampled_from(["{", "}", "[", "]", '"', "\\", "a", "é", '{0:"', "}}"])))
+def test_the_nesting_of_any_text(parts: list[str]) -> None:
+    text = "".join(parts)
+    assert broker_json._nesting(text) == nesting(text)
+
+
+@pytest.mark.parametrize("brackets", ["{}", "[]"])
+def test_the_limit_of_nesting(brackets: str) -> None:
+    opening, closing = brackets[0], brackets[1]
+    for depth in (63, 64, 65, 66, 1_000):
+        text = opening * depth + closing * depth
+        assert (broker_json._nesting(text) > broker_json.MAX_NESTING) is (depth > 64)
+
+
+def test_a_document_of_many_small_tables_takes_little_memory() -> None:
+    """As the offsets of many groups: of the document nothing is left when the last is converted."""
+    table = ",".join(f'"a-topic@a-group-{number}":{{0:{number}}}' for number in range(20_000))
+    text = f'{{"offsetTable":{{{table}}}}}'
+    tracemalloc.start()
+    found = broker_json.decode_consumer_offsets(text)
+    size, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found) == 20_000 and found["a-topic", "a-group-7"] == {0: 7}
+    assert len({id(topic) for topic, _ in found}) == 1
+    assert peak < 2 * size

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from logquarry import arguments
 from logquarry.errors import UsageError
 from logquarry.spark.decode.base import BodyDecoder, plain, struct_of
 from logquarry.spark.decode.binary import AvroDecoder, ProtobufDecoder
@@ -163,6 +164,7 @@ def _json_type(text: str) -> pa.DataType:
 
 
 def _read(path: str) -> bytes:
+    arguments.path(path, "schema", may_be_long=True)
     try:
         return Path(path).read_bytes()
     except OSError as error:
