@@ -57,13 +57,15 @@ _NUMBERS: Final = frozenset(
 """Tags with one number."""
 _TEXTS: Final = frozenset({_Tag.COMPARATOR, _Tag.FAMILY_ADDED})
 """Tags with one text."""
-_NUMBERS_AFTER_KEYS: Final = {
-    _Tag.NEW_FILE: 0,
-    _Tag.NEW_FILE_2: 2,
-    _Tag.NEW_FILE_3: 3,
-    _Tag.NEW_FILE_4: 2,
+_NUMBERS_OF_FILE: Final = {
+    _Tag.NEW_FILE: (3, 0),
+    _Tag.NEW_FILE_2: (3, 2),
+    _Tag.NEW_FILE_3: (4, 2),
+    _Tag.NEW_FILE_4: (3, 2),
 }
-"""Tag of a new file -> how many numbers follow its smallest and largest key."""
+"""Tag of a new file -> how many numbers precede and follow its smallest and largest key. The second
+number is the number of the file.
+"""
 _LAST_FIELD: Final = 1
 """Ends the further fields of a new file."""
 
@@ -137,17 +139,18 @@ class _Edit:
             elif tag == _Tag.DELETED_FILE:
                 self._number()
                 deleted.append(self._number())
-            elif tag in _NUMBERS_AFTER_KEYS:
+            elif tag in _NUMBERS_OF_FILE:
                 added.append(self._new_file(_Tag(tag)))
             else:
                 raise ValueError(f"an edit of the manifest has the unknown tag {tag}")
         return family, is_dropped, added, deleted
 
     def _new_file(self, tag: _Tag) -> int:
-        _level, number, _size = self._number(), self._number(), self._number()
+        before, after = _NUMBERS_OF_FILE[tag]
+        number = [self._number() for _ in range(before)][1]
         for _ in range(2):
             self._text()
-        for _ in range(_NUMBERS_AFTER_KEYS[tag]):
+        for _ in range(after):
             self._number()
         while tag == _Tag.NEW_FILE_4 and self._number() != _LAST_FIELD:
             self._text()

@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from logquarry.errors import CorruptFile, UsageError
+from logquarry.errors import CorruptFile, LogquarryError, UsageError
 from logquarry.format import broker_json
 from logquarry.format.broker_json import FOLDER_V2, FOLDERS_V1
 from logquarry.format.rocksdb_manifest import table_name, table_numbers
@@ -53,29 +53,47 @@ class LostFiles(NamedTuple):
 
     namer: str
     names: tuple[str, ...]
+    state: str = "missing"
 
     def __str__(self) -> str:
         are = "are" if len(self.names) > 1 else "is"
-        return f"{listed(self.names, _MOST_NAMES)}, which {self.namer} names, {are} missing"
+        return f"{listed(self.names, _MOST_NAMES)}, which {self.namer} names, {are} {self.state}"
 
 
 def lost_files(filesystem: FileSystem, folder: str) -> LostFiles | None:
     """Find files that a RocksDB folder lacks: the manifest, or tables; None if it lacks none.
 
-    If the manifest cannot be parsed, the result is None too.
+    If CURRENT cannot be read, or the manifest cannot be parsed, the result is None too.
     """
+    named = _named_files(filesystem, folder)
     names = {entry.name for entry in filesystem.list(folder)}
-    if CURRENT not in names:
+    if named is None or named.state == "unreadable":
+        return named
+    lost = [name for name in named.names if name not in names]
+    if not lost:
         return None
-    with suppress(FileNotFoundError, ValueError):
+    # A live broker may have replaced files between the two reads. But RocksDB does not use a name
+    # again, so a file that is still named was named all the time.
+    named = _named_files(filesystem, folder)
+    left = () if named is None else tuple(name for name in lost if name in named.names)
+    return named._replace(names=left) if named is not None and left else None
+
+
+def _named_files(filesystem: FileSystem, folder: str) -> LostFiles | None:
+    """Return the tables that the manifest names; the manifest if it cannot be read; None if a
+    database without a fault needs none of them.
+    """
+    with suppress(FileNotFoundError, LogquarryError, ValueError):
         manifest = filesystem.read(f"{folder}/{CURRENT}").decode().strip()
         if not manifest.startswith(_MANIFEST) or "/" in manifest:
             return None
-        if manifest not in names:
+        try:
+            tables = table_numbers(filesystem.read(f"{folder}/{manifest}"))
+        except FileNotFoundError:
             return LostFiles(CURRENT, (manifest,))
-        tables = table_numbers(filesystem.read(f"{folder}/{manifest}"))
-        lost = tuple(name for name in map(table_name, sorted(tables)) if name not in names)
-        return LostFiles(manifest, lost) if lost else None
+        except LogquarryError:
+            return LostFiles(CURRENT, (manifest,), "unreadable")
+        return LostFiles(manifest, tuple(map(table_name, sorted(tables))))
     return None
 
 

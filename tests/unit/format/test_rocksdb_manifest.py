@@ -26,9 +26,11 @@ def text(value: bytes) -> bytes:
 
 
 def new_file(number: int, *, key: bytes = b"key", tag: int = 103) -> bytes:
-    after = {7: 0, 100: 2, 102: 3, 103: 2}[tag]
-    found = varint(tag) + varint(6) + varint(number) + varint(1_449) + text(key) + text(b"last")
-    found += varint(300) * after
+    found = varint(tag) + varint(6) + varint(number)
+    # Only NEW_FILE_3 has the number of a folder here.
+    found += varint(1) if tag == 102 else b""
+    found += varint(1_449) + text(key) + text(b"last")
+    found += varint(300) * (0 if tag == 7 else 2)
     # Of further fields only NEW_FILE_4 has some: a tag and a text each, and a tag that ends them.
     return found + (varint(5) + text(b"\1\2") + varint(1) if tag == 103 else b"")
 

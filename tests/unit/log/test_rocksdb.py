@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.errors import CorruptFile
-from logquarry.log.filesystem import LocalFileSystem
+from logquarry.errors import CorruptFile, StoreNotFound
+from logquarry.log.filesystem import Entry, LocalFileSystem
 from logquarry.log.rocksdb import RocksDb, lost_files
 from tests.unit.format.test_rocksdb_manifest import manifest, new_file
 
@@ -47,4 +47,51 @@ def test_lost_files(tmp_path: Path) -> None:
         assert lost_files(files, "db") is None
     (folder / "CURRENT").write_text("MANIFEST-000005\n")
     (folder / "MANIFEST-000005").write_bytes(manifest(b"\x4d"))
+    assert lost_files(files, "db") is None
+
+
+def test_a_table_that_a_broker_makes_meanwhile_is_not_lost(tmp_path: Path) -> None:
+    class Live(LocalFileSystem):
+        """A broker replaces one table by another one before each list, and one after it."""
+
+        number = 8
+
+        def list(self, path: str) -> list[Entry]:
+            self.replace()
+            found = super().list(path)
+            self.replace()
+            return found
+
+        def replace(self) -> None:
+            (folder / f"{self.number:06d}.sst").unlink()
+            self.number += 1
+            (folder / f"{self.number:06d}.sst").touch()
+            (folder / "MANIFEST-000005").write_bytes(manifest(new_file(self.number)))
+
+    folder = tmp_path / "db"
+    folder.mkdir()
+    (folder / "CURRENT").write_text("MANIFEST-000005\n")
+    (folder / "000008.sst").touch()
+    (folder / "MANIFEST-000005").write_bytes(manifest(new_file(8)))
+    assert lost_files(Live(str(tmp_path)), "db") is None
+
+
+def test_an_unreadable_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "db"
+    folder.mkdir()
+    (folder / "CURRENT").write_text("MANIFEST-000005\n")
+    (folder / "MANIFEST-000005").write_bytes(manifest(new_file(8)))
+    files, read = LocalFileSystem(str(tmp_path)), LocalFileSystem.read
+
+    def fail(self: LocalFileSystem, path: str) -> bytes:
+        if path.endswith(name):
+            raise StoreNotFound(f"{path}: cannot be read: Input/output error")
+        return read(self, path)
+
+    monkeypatch.setattr(LocalFileSystem, "read", fail)
+    name = "MANIFEST-000005"
+    # A salvage of the store must go on, so this is no error.
+    lost = lost_files(files, "db")
+    assert str(lost) == "MANIFEST-000005, which CURRENT names, is unreadable"
+    name = "CURRENT"
     assert lost_files(files, "db") is None

@@ -294,12 +294,13 @@ class SpanSet:
     def __init__(self, spans: Iterable[Span]) -> None:
         bounds = np.array([(span.offset, span.end) for span in spans], np.int64).reshape(-1, 2)
         bounds = bounds[np.argsort(bounds[:, 0])]
-        self._starts, self._ends = bounds[:, 0], np.maximum.accumulate(bounds[:, 1])
+        self._starts = bounds[:, 0]
+        # The first item is the end of the spans before the first one.
+        self._ends = np.maximum.accumulate(np.append(np.int64(java.LONG_MIN), bounds[:, 1]))
 
     def mask(self, places: Int64) -> Bools:
         """Return for each physical offset whether the set has it."""
-        at = np.searchsorted(self._starts, places, "right")
-        inside: Bools = places < np.append(np.int64(java.LONG_MIN), self._ends)[at]
+        inside: Bools = places < self._ends[np.searchsorted(self._starts, places, "right")]
         return inside
 
 
