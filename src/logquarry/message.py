@@ -58,7 +58,7 @@ class Message(_Fields):
     Attributes:
         topic: the topic.
         body: the body, stored as given. A bytearray or memoryview is not copied: the put stores the
-            bytes that it then contains.
+            bytes that it contains at the time of the put.
         queue_id: queue of the topic. As in RocketMQ, the id may be negative.
         tags: the TAGS property.
         keys: the KEYS property: keys separated by spaces, or a sequence of keys. A key cannot

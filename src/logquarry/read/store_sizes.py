@@ -312,7 +312,8 @@ def message_behind(layout: StoreLayout, file: StoreFile, size: int) -> int | Non
 
 
 def require_log(layout: StoreLayout) -> None:
-    """Raise UnsupportedStore if a log is missing, or in a folder that logquarry does not read.
+    """Raise UnsupportedStore if the log is missing or empty, although other files of the store show
+    that it had messages.
 
     Also refuses a configuration with sizes that the files contradict (UsageError).
     """

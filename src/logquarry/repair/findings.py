@@ -25,7 +25,7 @@ class Action(Enum):
     RESTORE = "put the file back from a backup or from its `.bak` file"
     MOVE = "move it out of the store; a broken link: mount the target's disk, or correct the link"
     SALVAGE = "`salvage --into DIR`, which corrects the offset"
-    READ = "read the message with `messages --offset`; its text cannot be restored"
+    READ = "read the message with `messages --offset`; the changed bytes cannot be restored"
     NOTHING = "nothing"
 
 
@@ -106,7 +106,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         Action.READ,
         "the topic or the queue id in a frame has changed, and the message is in its right queue, "
         "so consumers get it. If the right queue is unknown, the message is in no queue. The "
-        "reason names the case",
+        "column REASON tells which of the two is the case",
         "nothing: recover and rebuild keep the message in its right queue, and salvage corrects "
         "the frame. If the message is in no queue, read it with `messages --offset`",
     ),
@@ -139,9 +139,9 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "queue_file_missing": _damage(Action.QUEUES, "a file is missing between two files of a queue"),
     "misnamed_queue_file": _note(
-        "the name of a queue file is wrong: its entries belong to another queue or position. The "
-        "wrong name explains the other findings of this file",
-        "as for these other findings",
+        "the name of a queue file is wrong: its entries belong to another queue or position. If "
+        "`verify` has other findings for this file, the wrong name is their cause",
+        "the next step of those findings",
     ),
     "queue_filler": _note(
         "a filler entry replaces a lost message, so that later queue offsets stay unchanged",
@@ -267,7 +267,8 @@ KINDS: Final[Mapping[str, Kind]] = {
         "its permissions or the disk",
     ),
     "durable_mark_foreign": _note(
-        "another program has written to the store since logquarry recorded the durable offset",
+        "the durable offset belongs to another checkpoint: another program has written to the "
+        "store since then, or the checkpoint is missing or unreadable",
         "nothing: the next writer replaces it",
     ),
     "durable_mark_ahead": _note(

@@ -172,8 +172,8 @@ class FaultyDisk(Disk):
     def stop_at(self, number: int) -> None:
         """Simulate that the process dies before a call, counted from the disk's first call.
 
-        From this call on, each call has no effect and raises :class:`Stopped`. Writes through
-        memory maps after this call are not part of the disk's state.
+        From the call with this number on, each call has no effect and raises :class:`Stopped`.
+        Later writes through memory maps are not part of the disk's state.
         """
         self.faults.stops_at = number
 

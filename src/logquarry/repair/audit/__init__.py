@@ -35,8 +35,8 @@ keys after the index's end       index_behind, index_missing       build_index
 
 A queue offset or a queue id is *harmed* if damage changed it in the frame. Verify reports
 every harmed queue offset (:mod:`.queues`). Recover and rebuild take the right offset from the
-neighbouring messages or from the queue (:mod:`.right_offsets`). The queues show the right queue of
-a frame with a harmed queue id (:mod:`.harmed_ids`). If a queue differs from the log, recover writes
+neighbouring messages or from the queue (:mod:`.right_offsets`). For a frame with a harmed queue id,
+the entries of the queues show the right queue (:mod:`.harmed_ids`). If a queue differs from the log, recover writes
 the entries of the queue again, beginning with the first different entry
 (:mod:`.first_difference`). In rare cases, verify and recover give different verdicts on the queues.
 

@@ -33,7 +33,7 @@ _FILLER: Final = queue_entry.encode(FILLER)
 
 
 def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
-    """Return the bridges of a queue, and the number of the entry at which the queue then ends.
+    """Return the bridges of a queue, and the number of the first entry after the bridged queue.
 
     A bridge replaces consecutive unwritten entries of one file, if a written entry follows them. An
     item of the result is: number of the first of these entries -> new bytes of all these entries.

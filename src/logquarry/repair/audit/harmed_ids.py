@@ -94,7 +94,7 @@ class HarmedIds:
         for key in sorted(self._names):
             self._by_topic.setdefault(key[0], []).append(key)
         # Salvage corrects a topic in its place, so its length in bytes must not change. LMQs have
-        # no own messages.
+        # no messages of their own.
         named = (topic for topic in self._by_topic if not topic.startswith(LMQ_PREFIX))
         self._topics = {topic for topic in named if topic.isascii()}
         self._letters = set().union(*self._topics)

@@ -1,7 +1,8 @@
 """Checks the names of a store's files and folders before a recovery, and syncs the files.
 
-A folder or a link at the path of a file would stop a recovery in the middle. If a file had two
-names (hard links), a recovery could overwrite bytes under one name that it needs under the other.
+A folder, a pipe or a broken link at the path of a file would stop a recovery after it has already
+changed other files. If a file had two names (hard links), a recovery could overwrite bytes under
+one name that it needs under the other.
 """
 
 from __future__ import annotations

@@ -409,9 +409,9 @@ class _Planner:
     def _shift(self) -> int:
         """Return the number of bytes by which all physical offsets of the new log are raised.
 
-        QUIRK: a filler has physical offset 0. If the log begins at 0, RocketMQ's getMessage treats
-        the log's first file as deleted, and skips its messages. So with fillers, the log begins one
-        file later.
+        QUIRK: a filler has physical offset 0. If RocketMQ's getMessage reads a filler, and the log
+        begins at 0, it treats the log's first file as deleted, and skips its messages. So with
+        fillers, the log begins one file later.
         """
         is_padded = any(
             story.is_padded and key[0] not in self._config.batch_topics

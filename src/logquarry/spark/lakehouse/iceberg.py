@@ -129,7 +129,7 @@ class Iceberg:
         return self._folder
 
     def _is_taken(self, folder: OutputFolder) -> bool:
-        """Return False if the folder certainly belongs to no other table.
+        """Return whether another table has, or may have, this folder.
 
         Only another table whose name has the same last part can have this folder.
         """

@@ -159,7 +159,9 @@ def destination(half: Frame) -> tuple[str, int]:
 
 
 def commit_message(half: Frame) -> Message:
-    """Return the message of a commit (``endMessageTransaction``), or raise MessageRejected."""
+    """Return the message that a commit puts (``endMessageTransaction``), or raise
+    MessageRejected.
+    """
     topic, queue_id = destination(half)
     return put_again(
         half,
