@@ -44,8 +44,8 @@ walk.
 MOST_PLACES = 1 << 11
 
 WORTHWHILE = 0.5
-"""Largest share of the range's bytes for which a plan uses queues or the index. If more bytes must be
-read, a walk over the log is as fast.
+"""Largest share of the range's bytes for which a plan uses queues or the index. If more bytes must
+be read, a walk over the log is as fast.
 """
 
 

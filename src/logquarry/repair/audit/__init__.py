@@ -33,11 +33,11 @@ index key                        index_entry_wrong, index_gap      none: a query
 keys after the index's end       index_behind, index_missing       build_index
 ===============================  ================================  =============================
 
-A queue offset or a queue id is *harmed* if damage changed it in the frame. Verify reports
-every harmed queue offset (:mod:`.queues`). Recover and rebuild take the right offset from the
+A queue offset or a queue id is *harmed* if damage changed it in the frame. Verify reports every
+harmed queue offset (:mod:`.queues`). Recover and rebuild take the right offset from the
 neighbouring messages or from the queue (:mod:`.right_offsets`). For a frame with a harmed queue id,
-the entries of the queues show the right queue (:mod:`.harmed_ids`). If a queue differs from the log, recover writes
-the entries of the queue again, beginning with the first different entry
+the entries of the queues show the right queue (:mod:`.harmed_ids`). If a queue differs from the
+log, recover writes the entries of the queue again, beginning with the first different entry
 (:mod:`.first_difference`). In rare cases, verify and recover give different verdicts on the queues.
 
 The recovery mode ``rocketmq`` does not use this package. It repeats the steps of RocketMQ
