@@ -54,7 +54,7 @@ ORDER = {"popTime": 1_000, "o": [5, 1]}
     "table",
     [
         *([], 7, None, {"a@b": []}, {"a@b": 7}, {"a@b": {"0": []}}, {"a@b": {"0": {"o": []}}}),
-        *({"a@b": {"0": ORDER | {"popTime": float("inf")}}}, {"a@b": {"x": ORDER}}),
+        *({"a@b": {"0": ORDER | {"popTime": float("nan")}}}, {"a@b": {"x": ORDER}}),
         *({"a@b": {"0": ORDER | {"o": [1, None]}}}, {"a@b": {"0": ORDER | {"cm": "?"}}}),
     ],
 )
