@@ -431,9 +431,10 @@ def _notes(left: _Store, right: _Store, queues: tuple[QueueDiff, ...]) -> list[s
         for folder, reason in store.queues.unread.items():
             found.append(f"{name}: the queues in {folder} (RocksDB) were not compared: {reason}")
         if store.missing is not None:
+            lost = lost_messages(store.layout, (), store.log.max_offset)
             found.append(
                 f"{name} lacks its last log files: it ends at {store.log.max_offset}, and its log "
-                f"reached {store.missing}: {lost_messages(store.layout, (), store.log.max_offset)}"
+                f"reached {store.missing}{f': {lost}' if lost.messages else ''}"
             )
         if store.log.max_offset < other.log.max_offset:
             missing = other.log.max_offset - store.log.max_offset
