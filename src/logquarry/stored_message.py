@@ -14,6 +14,7 @@ from logquarry.format import batch, java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame, encode_id, host_text
 from logquarry.format.sys_flag import DEFAULT_LIMIT, decompress
+from logquarry.text import counted
 
 _DEFAULT_LEVELS_MS = props.parse_levels(props.DEFAULT_LEVELS)
 
@@ -198,7 +199,7 @@ class StoredMessage:
     def __repr__(self) -> str:
         return (
             f"StoredMessage({self.topic!r}, queue {self.queue_id}, offset {self.queue_offset}, "
-            f"at {self.physical_offset}, {len(self.body)} bytes of body)"
+            f"at {self.physical_offset}, {counted(len(self.body), 'byte')} of body)"
         )
 
 

@@ -62,6 +62,11 @@ def plural(count: int, what: str, many: str | None = None) -> str:
     return f"{count:,} {what if count == 1 else many or what + 's'}"
 
 
+def counted(count: int, what: str, many: str | None = None) -> str:
+    """Like :func:`plural`, for errors and findings, which show numbers without separators."""
+    return f"{count} {what if count == 1 else many or what + 's'}"
+
+
 def listed(names: Sequence[str], most: int) -> str:
     """Join names for a sentence, with at most ``most`` of the names: ``a, b and 3 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

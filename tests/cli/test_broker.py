@@ -136,7 +136,7 @@ def test_the_table_on_a_terminal(tmp_path: Path) -> None:
             return printed.get().splitlines()
 
     lines = asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
-    assert "1 connections" in lines[0]
+    assert "1 connection," in lines[0]
     rows = [[word.strip() for word in line.split("│")[1:-1]] for line in lines if "│" in line]
     assert rows == [
         ["g7", "consumer", "1", "t", "3"],

@@ -179,3 +179,24 @@ def test_a_pipe_without_a_name_is_written(golden: Path, name: str) -> None:
         finally:
             os.close(writer)
         assert len(file.read().splitlines()) == 3
+
+
+@pytest.mark.parametrize("call", ["tempfile.mkstemp", "pathlib.Path.replace"])
+def test_an_error_of_the_temporary_file_names_the_file_itself(
+    call: str, golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object, **_: object) -> None:
+        name = str(given[0]) if given else str(tmp_path / ".temporary")
+        raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+
+    monkeypatch.setattr(call, fail)
+    target = tmp_path / "out.jsonl"
+    words = ["export", golden / "single" / "store", "--to", target, "--format", "jsonl"]
+    assert run(*words, code=3).stderr == f"error: {target}: Input/output error\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_longest_name_of_a_file(golden: Path, tmp_path: Path) -> None:
+    target = tmp_path / ("x" * 255)
+    run("export", golden / "single" / "store", "--to", target, "--format", "jsonl", "--limit", 3)
+    assert len(lines(target)) == 3

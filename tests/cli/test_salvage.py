@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 import logquarry as lq
-from logquarry.format.frame import MAGIC_V1, MAGIC_V2, Frame
+from logquarry.format import checkpoint
+from logquarry.format.frame import HEAD, MAGIC_V1, MAGIC_V2, Frame
 from logquarry.repair.salvage.target import SalvageTarget
 from logquarry.testing.builder import StoreBuilder
 from tests.helpers.command import jsonl, run
+from tests.helpers.files import overwrite
 from tests.helpers.small_store import facts, opened
 
 
@@ -136,3 +138,53 @@ def test_an_interruption_says_what_is_left(
     monkeypatch.setattr(SalvageTarget, "discard", lambda self: None)
     result = run("salvage", small_store, "--into", into, code=130)
     assert f"is incomplete: remove {into / '.salvage'} to start again" in result.stderr
+
+
+def last_line(*words: object) -> str:
+    return run("salvage", *words, code=1).stdout.splitlines()[-2].partition("; ")[2]
+
+
+def test_what_is_lost_although_nothing_points_to_it(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with opened(root) as store:
+        for _ in range(29):
+            store.put(lq.Message("t", bytes(600)))
+            store.put(lq.Message("u", b"", queue_id=1))
+        found = store.put(lq.Message("t", bytes(600)))
+        store.put(lq.Message("u", b"", queue_id=1))
+    at = found.physical_offset
+    path = root / "commitlog" / f"{at - at % 16_384:020d}"
+    overwrite(path, at % 16_384, bytes(found.size))
+    line = last_line(root)
+    assert line == f"lost: 1 message; {found.size} bytes of the log in 1 place"
+    shutil.rmtree(root / "consumequeue")
+    line = last_line(root)
+    reason = "no queue and no index points there"
+    assert line == f"lost: {found.size} bytes of the log in 1 place; {reason}"
+
+
+def test_a_loss_of_which_only_the_checkpoint_knows(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with opened(root) as store:
+        for _ in range(60):
+            store.put(lq.Message("t", bytes(600)))
+    for folder in ("consumequeue", "index", ".logquarry"):
+        shutil.rmtree(root / folder)
+    with lq.MessageStore.open(root) as reader:
+        last = max(message.store_timestamp for message in reader.scan())
+    times = checkpoint.LAYOUT.struct.pack(*[last + 60_000] * 3)
+    overwrite(root / "checkpoint", 0, times)
+    max((root / "commitlog").iterdir()).unlink()
+    assert last_line(root) == "lost: an unknown number of messages"
+
+
+def test_a_frame_that_is_saved_in_no_queue(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with opened(root) as store:
+        places = [
+            store.put(lq.Message("t", b"x" * 50, queue_id=int(number == 20))).physical_offset
+            for number in range(30)
+        ]
+    overwrite(root / "commitlog" / f"{0:020d}", places[20] + HEAD.offsets["queue_id"], bytes(4))
+    shutil.rmtree(root / "consumequeue")
+    assert last_line(root) == "1 frame saved, but in no queue"

@@ -321,6 +321,18 @@ def test_a_harmed_queue_offset_of_a_batch_costs_no_message(
     assert bytes_of(root / "batchconsumequeue") == wanted
 
 
+def test_a_batch_without_a_place_is_named_with_its_own_queue_offset(
+    copied: Copied, rocketmq5: Path, tmp_path: Path
+) -> None:
+    rows = expected_frames(rocketmq5 / "5.5.0-batchcq")
+    row = [one for one in rows if one["topic"] == BATCH_TOPIC and one["queueId"] == 1][10]
+    root, place = copied("5.5.0-batchcq"), row["physicalOffset"]
+    overwrite(root / "commitlog" / ("0" * 20), place + HEAD.offsets["queue_id"], bytes(4))
+    [left] = rebuild(root, into=tmp_path / "new").left_out
+    assert (left.queue_id, left.queue_offset) == (0, row["queueOffset"])
+    assert left.physical_offset == place and "queue id" in left.reason
+
+
 def test_a_recovery_keeps_entries_of_lost_batches(damaged: tuple[Path, Row]) -> None:
     root, lost = damaged
     wanted = bytes_of(root / "batchconsumequeue")

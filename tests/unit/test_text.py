@@ -164,3 +164,10 @@ def test_names_choose_members_and_their_order() -> None:
         "inner": {"number": 1, "text": None},
     }
     assert list(document(OUTER, ("count", "inner"))) == ["count", "inner"]
+
+
+def test_numbers_with_their_noun() -> None:
+    assert [text.counted(n, "byte") for n in (0, 1, 2_000)] == ["0 bytes", "1 byte", "2000 bytes"]
+    assert [text.plural(n, "byte") for n in (0, 1, 2_000)] == ["0 bytes", "1 byte", "2,000 bytes"]
+    assert text.counted(1, "entry is", "entries are") == "1 entry is"
+    assert text.counted(2, "entry is", "entries are") == "2 entries are"

@@ -39,6 +39,7 @@ from logquarry.format import batch
 from logquarry.format.batch import BatchItem
 from logquarry.message import Message
 from logquarry.store.message_store import MessageStore, StoreWriter
+from logquarry.text import plural
 from logquarry.write.put_result import PutStatus
 from logquarry.write.settling import PutFuture
 
@@ -104,8 +105,9 @@ class Load:
         length = self.batch * self.body
         if length > LARGEST_BATCH:
             raise UsageError(
-                f"a batch of {self.batch:,} bodies of {self.body:,} bytes has {length:,} bytes, "
-                f"more than {LARGEST_BATCH:,}: use a smaller --batch or --body"
+                f"a batch of {plural(self.batch, 'body', 'bodies')} of {plural(self.body, 'byte')} "
+                f"has {plural(length, 'byte')}, more than {LARGEST_BATCH:,}: use a smaller --batch "
+                "or --body"
             )
 
     @property

@@ -30,6 +30,7 @@ from logquarry.protocol.remoting import (
     encode_head,
 )
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode, parse
+from logquarry.text import counted
 
 _INTERVAL_SECONDS: Final = 10.0
 _MOST_LINES: Final = 5
@@ -57,7 +58,8 @@ class SparingLog:
             self._lines += 1
             is_logged = self._lines <= _MOST_LINES
         if left_out:
-            self._logger.warning("%d similar lines were left out", left_out)
+            lines = counted(left_out, "similar line was", "similar lines were")
+            self._logger.warning("%s left out", lines)
         if is_logged:
             self._logger.warning(message, *values)
 

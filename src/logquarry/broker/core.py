@@ -28,6 +28,7 @@ from logquarry.format.broker_json import TopicConfig
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.systems import file_limit
+from logquarry.text import counted
 from logquarry.units import Clock
 
 logger = logging.getLogger(__name__)
@@ -234,7 +235,9 @@ class Core:
         # If write_queues was reduced, the removed queues can still have messages and offsets.
         count = topic.read_queues if permission == READ else max(topic[1:3])
         if not 0 <= queue_id < count:
-            raise Refused(f"queueId[{queue_id}] is illegal, topic:[{name}] has {count} queues")
+            raise Refused(
+                f"queueId[{queue_id}] is illegal, topic:[{name}] has {counted(count, 'queue')}"
+            )
         return topic
 
     def require_group(self, name: str) -> dict[str, Any]:

@@ -287,7 +287,7 @@ def _queue_id(topic: TopicConfig, queue_id: int) -> int:
     if queue_id < 0:
         return random.randrange(max(1, topic.write_queues))
     if queue_id >= count:
-        raise Refused(f"request queueId[{queue_id}] is illegal, {topic.name} has {count} queues")
+        raise Refused(f"request queueId[{queue_id}] is illegal, queues of {topic.name}: {count}")
     return queue_id
 
 

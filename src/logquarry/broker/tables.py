@@ -27,6 +27,7 @@ from logquarry.format.broker_json import TopicConfig
 from logquarry.log.store_files import CONFIG
 from logquarry.protocol.remoting_codes import Refused, ResponseCode
 from logquarry.store.message_store import MessageStore, StoreWriter
+from logquarry.text import counted
 from logquarry.write.message_rules import BROKER_CHECK, name_fault
 from logquarry.write.queue_table import topics_of
 
@@ -207,8 +208,9 @@ class Tables:
         if not self.offsets.commit(topic, group, queue_id, offset, most=most):
             raise Refused(
                 f"no offset of the group {group[:200]!r} in queue {queue_id} of {topic[:200]!r} is "
-                f"recorded: the broker has {most} offsets of groups already (most_offsets); delete "
-                "unused groups with their offsets (mqadmin deleteSubGroup -r true)",
+                f"recorded: the broker has {counted(most, 'offset')} of groups already "
+                "(most_offsets); delete unused groups with their offsets (mqadmin deleteSubGroup "
+                "-r true)",
                 ResponseCode.NO_PERMISSION,
             )
 

@@ -250,7 +250,7 @@ class _View:
         seconds = max(1e-3, now - before)
         self._before = now, put, got
         title = (
-            f"{len(self._running.connections)} connections, "
+            f"{text.counted(len(self._running.connections), 'connection')}, "
             f"in {(put - had_put) / seconds:,.0f}/s, out {(got - had_got) / seconds:,.0f}/s"
         )
         table = Table(title=title, title_justify="left", expand=False)
@@ -269,5 +269,5 @@ class _View:
             table.add_row(text.printable(name), "producer", str(len(producers[name])), "", "")
         left_out = len(lags) + len(producers) - table.row_count
         if left_out:
-            table.caption = f"{left_out} more groups"
+            table.caption = text.counted(left_out, "more group")
         return table

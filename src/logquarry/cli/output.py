@@ -38,6 +38,8 @@ _SURROGATE: Final = "\\ud"
 """The start of an escaped surrogate in JSON."""
 _BYTES_AT_ONCE = 1 << 20
 _PROGRESS_AFTER_SECONDS = 0.4
+_DRAFT = ".logquarry-"
+"""Start of the name of a temporary file."""
 _READER_SECONDS = 10.0
 """Maximum time to wait for a program that reads a pipe."""
 _READER_PAUSE = 0.02
@@ -120,7 +122,11 @@ def staged(target: Path) -> Iterator[BinaryIO]:
         return
     target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=_DRAFT, dir=target.parent)
+    except OSError as error:
+        # Name the file that the user knows, not the temporary file.
+        raise OSError(error.errno, error.strerror, str(target)) from error
     draft = Path(name)
     try:
         with os.fdopen(descriptor, "wb", buffering=1 << 20) as file:
@@ -134,6 +140,8 @@ def staged(target: Path) -> Iterator[BinaryIO]:
         draft.replace(target)
     except BaseException as error:
         draft.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(draft):
+            error.filename = str(target)
         with full_disk_of(target):
             raise error
 

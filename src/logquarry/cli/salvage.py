@@ -19,6 +19,7 @@ from logquarry.cli.output import MOST_LISTED, Output
 from logquarry.errors import LogquarryError, UsageError
 
 if TYPE_CHECKING:
+    from logquarry.repair.salvage.plan import SalvagePlan
     from logquarry.repair.salvage.salvage import Salvaged
 
 _LONGEST_V1_TOPIC: Final = 127
@@ -177,17 +178,38 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
     if found.left_behind:
         loss = f"{text.plural(len(found.left_behind), 'part')} of the store left behind"
     if plan.lost:
-        lost_bytes = text.plural(sum(span.length for span in plan.lost), "byte")
-        listed = sum(stop - start for *_, start, stop in lost)
-        count = text.plural(max(listed, plan.lost_messages), "message")
+        loss = _loss(plan, sum(stop - start for *_, start, stop in lost))
+    out.line(f"{verdict}; {out.style(loss, 'green' if found.is_whole else 'red')}")
+
+
+def _loss(plan: SalvagePlan, listed: int) -> str:
+    """Return what a salvage does not save, as text. ``listed`` is the number of messages in the
+    list by queue.
+    """
+    from logquarry.repair.salvage.losses import HARMED_QUEUE_ID
+
+    homeless = [span for span in plan.lost if span.kind == HARMED_QUEUE_ID]
+    places = text.plural(len(plan.lost) - len(homeless), "place")
+    length = sum(span.length for span in plan.lost)
+    messages = max(listed, plan.lost_messages)
+    words = []
+    if messages:
+        count = text.plural(messages, "message")
         if plan.lost_messages > listed:
             # The index does not record queues and queue offsets, so messages that only the index
             # shows are missing in the list by queue.
             count += f" ({plan.lost_messages - listed:,} of them only in the index)"
         # Print bytes as well as messages, because the lost bytes may include blanks (filler at the
         # end of a file).
-        loss = f"lost: {count}; {lost_bytes} of the log in {text.plural(len(plan.lost), 'place')}"
-    out.line(f"{verdict}; {out.style(loss, 'green' if found.is_whole else 'red')}")
+        words.append(f"lost: {count}; {text.plural(length, 'byte')} of the log in {places}")
+    elif length:
+        size = text.plural(length, "byte")
+        words.append(f"lost: {size} of the log in {places}; no queue and no index points there")
+    elif len(homeless) < len(plan.lost):
+        words.append("lost: an unknown number of messages")
+    if homeless:
+        words.append(f"{text.plural(len(homeless), 'frame')} saved, but in no queue")
+    return "; ".join(words)
 
 
 def _show_next(out: Output, saved: str | None, *words: str, config: str | None) -> None:

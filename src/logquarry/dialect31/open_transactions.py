@@ -28,6 +28,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import REDO_LOG, STATE_TABLE, FileSequence
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
+from logquarry.text import counted
 
 Units = Records
 
@@ -105,7 +106,7 @@ def _files_fault(sequence: FileSequence) -> str | None:
     files, size = sequence.files, sequence.file_size
     for file in files:
         if file.size != size and (file.size or file is not files[-1]):
-            return f"{file.path} has {file.size} bytes instead of {size}"
+            return f"{file.path} has {counted(file.size, 'byte')} instead of {size}"
         if file.base % size:
             return f"{file.path}: no file of {size} bytes can begin at that offset"
     for before, after in pairwise(files):

@@ -191,28 +191,30 @@ class Disk:
                 raise OSError(code, os.strerror(code))
 
     # ------------------------------------------------------------------------- combined calls
-    def make_file(self, path: Path, size: int) -> int:
+    def make_file(self, path: Path, size: int, *, final: Path | None = None) -> int:
         """Create a file of zeros durably, with all its blocks allocated. The file must be new. If
-        it cannot be completed, the method deletes it again.
+        it cannot be completed, the method deletes it again. ``final`` is the file that a temporary
+        file will replace; errors name this file.
         """
         self._require_synced()
         self.make_folders(path.parent)
-        with self.refusing(path):
+        named = final or path
+        with self.refusing(named):
             descriptor = self.open(path, create=True, exclusive=True)
         try:
             self.allocate(descriptor, size)
         except OSError as error:
             # If the disk is full (ENOSPC), ext4 has already allocated some of the file's blocks.
             self._discard(descriptor, path)
-            raise self.refused(path, error) from error
+            raise self.refused(named, error) from error
         try:
             self.fsync(descriptor)
             self.sync_folder(path.parent)
         except FolderNotOpened as error:
             self._discard(descriptor, path)
-            raise self.refused(path, error) from error
+            raise self.refused(named, error) from error
         except OSError as error:
-            failed = self.failed(path, "sync failed", error)
+            failed = self.failed(named, "sync failed", error)
             self.let_go(descriptor)
             with contextlib.suppress(OSError):
                 self.unlink(path)
@@ -250,15 +252,21 @@ class Disk:
             return self.list(folder)
 
     @contextlib.contextmanager
-    def writing(self, path: Path, new_size: int | None = None) -> Iterator[int]:
+    def writing(
+        self, path: Path, new_size: int | None = None, *, final: Path | None = None
+    ) -> Iterator[int]:
         """Open a file, or create a file of ``new_size`` bytes. When the ``with`` block ends, sync
-        and close the file.
+        and close the file. For ``final``, see :meth:`make_file`.
         """
-        with self.refusing(path):
-            descriptor = self.open(path) if new_size is None else self.make_file(path, new_size)
+        named = final or path
+        with self.refusing(named):
+            if new_size is None:
+                descriptor = self.open(path)
+            else:
+                descriptor = self.make_file(path, new_size, final=final)
             try:
                 yield descriptor
-                self.sync(descriptor, path)
+                self.sync(descriptor, named)
             finally:
                 self.let_go(descriptor)
 
@@ -342,7 +350,7 @@ class Disk:
         made = path.with_name(f"{path.name}.new")
         self.make_folders(path.parent)
         self.remove(made)
-        with self.writing(made, len(data)) as descriptor, self.refusing(path):
+        with self.writing(made, len(data), final=path) as descriptor:
             self.write_all(descriptor, data, 0)
         with self.refusing(path):
             self.rename(made, path)
@@ -402,17 +410,19 @@ class Disk:
         with self.refusing(path):
             size = path.stat().st_size
         with self.refusing(to):
-            self.copy(path, 0, size, made)
+            self.copy(path, 0, size, made, final=to)
             self.rename(made, to)
             self.sync_names(to.parent)
             self.unlink(path)
 
-    def copy(self, path: Path, position: int, length: int, target: Path) -> None:
-        """Copy bytes of a file to a new file, durably."""
+    def copy(
+        self, path: Path, position: int, length: int, target: Path, *, final: Path | None = None
+    ) -> None:
+        """Copy bytes of a file to a new file, durably. For ``final``, see :meth:`make_file`."""
         with self.refusing(path):
             source = self.open(path)
         try:
-            with self.writing(target, length) as copy:
+            with self.writing(target, length, final=final) as copy:
                 done = 0
                 while done < length:
                     count = min(_COPY_BYTES, length - done)

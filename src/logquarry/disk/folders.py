@@ -479,7 +479,7 @@ class QueueFolders:
             with self._disk.refusing(found[base]):
                 size = found[base].stat().st_size
             if size > file_size or (size < file_size and base != bases[-1]):
-                reason = f"it has {size} bytes instead of {file_size}"
+                reason = f"its size is {size} instead of {file_size} bytes"
                 raise CorruptFile(str(found[base]), 0, reason)
         for before, base in pairwise(bases):
             if base - before != file_size and not (gaps and base - before > file_size):
@@ -496,5 +496,5 @@ class QueueFolders:
         writable = [folder for folder in self.folders if folder not in self._read_only]
         usable = [folder for folder in writable if folder not in full] or writable
         if not usable:
-            raise UsageError(f"all {len(self.folders)} folders of the log are read-only")
+            raise UsageError("every folder of the log is read-only")
         return usable[base // file_size % len(usable)] / name

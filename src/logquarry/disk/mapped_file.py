@@ -325,8 +325,8 @@ class MappedFile(FilePlace):
             self._require_size()
         if lost() and (blocks := self._map.lost_blocks()):
             raise self._health.poison(
-                f"{self.path}: {len(blocks)} blocks from position {blocks[0].offset} on were lost "
-                "in use (SIGBUS): the disk is full or fails, or another program cut the file"
+                f"{self.path}: blocks were lost in use (SIGBUS), {len(blocks)} from position "
+                f"{blocks[0].offset} on: the disk is full or fails, or another program cut the file"
             )
 
     def _require_size(self) -> None:
@@ -426,8 +426,7 @@ class MappedFile(FilePlace):
         if (probed := self._probed) is not None:
             probed.window(position, size)
             if (fault := first_unreadable(probed.unreadable, position, size)) is not None:
-                text = f"{fault.length} bytes {fault.reason}"
-                raise UnreadableFile(str(self.path), fault.offset, text, kind=UNREADABLE)
+                raise UnreadableFile(str(self.path), fault.offset, fault.brief, kind=UNREADABLE)
 
     # -------------------------------------------------------------------------------- life
     def is_named(self) -> bool:

@@ -30,6 +30,7 @@ from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.fields import Field, Layout
 from logquarry.format.frame import Frame
+from logquarry.text import counted
 
 HEAD = Layout(
     "batch item head",
@@ -81,20 +82,24 @@ def decode(data: bytes, *, check_size: bool = True) -> Iterator[BatchItem]:
     while position < len(data):
         left = len(data) - position
         if left < FIXED_SIZE:
-            raise ValueError(f"at {position}: {left} bytes are too few for an item")
+            raise ValueError(
+                f"at {position}: {counted(left, 'byte is', 'bytes are')} too few for an item"
+            )
         size, magic, crc, flag, body_length = HEAD.struct.unpack_from(data, position)
         if not 0 <= body_length <= left - FIXED_SIZE:
             raise ValueError(
-                f"at {position}: BODYLEN {body_length}, but {left - FIXED_SIZE} bytes are left"
+                f"at {position}: BODYLEN {body_length}, but "
+                f"{counted(left - FIXED_SIZE, 'byte is', 'bytes are')} left"
             )
         body_at = position + HEAD.size
         length_at = body_at + body_length
         (properties_length,) = PROPERTIES_LENGTH.struct.unpack_from(data, length_at)
         end = length_at + PROPERTIES_LENGTH.size + properties_length
         if properties_length < 0 or end > len(data):
+            left = len(data) - length_at - PROPERTIES_LENGTH.size
             raise ValueError(
                 f"at {position}: PROPERTIESLEN {properties_length}, but "
-                f"{len(data) - length_at - PROPERTIES_LENGTH.size} bytes are left"
+                f"{counted(left, 'byte is', 'bytes are')} left"
             )
         if check_size and size != end - position:
             raise ValueError(

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
+from logquarry.text import counted
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -63,7 +65,9 @@ class Layout:
         bytes.
         """
         if len(data) < self.size:
-            raise ValueError(f"{len(data)} bytes instead of the {self.size} of a {self.name}")
+            raise ValueError(
+                f"{counted(len(data), 'byte')} instead of the {self.size} of a {self.name}"
+            )
         return self.struct.unpack_from(data, 0)
 
     def dtype(self) -> np.dtype[np.void]:

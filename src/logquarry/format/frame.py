@@ -32,6 +32,7 @@ from logquarry.errors import UsageError
 from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.fields import Field, Layout
+from logquarry.text import counted
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
@@ -307,12 +308,14 @@ def decode_at(
         end = len(view)
     left = end - position
     if left < BLANK.size:
-        return Damage(DamageKind.TRUNCATED, f"the file ends {left} bytes further on")
+        return Damage(DamageKind.TRUNCATED, f"the file ends {counted(left, 'byte')} further on")
     size, magic = BLANK.struct.unpack_from(view, position)
     if magic == MAGIC_BLANK:
         if size == left:
             return Blank(left)
-        return Damage(DamageKind.BAD_BLANK, f"a blank of {size} bytes, but {left} are left")
+        return Damage(
+            DamageKind.BAD_BLANK, f"a blank of {counted(size, 'byte')}, but {left} are left"
+        )
     if magic not in (MAGIC_V1, MAGIC_V2):
         if size == 0 and magic == 0:
             return Damage(DamageKind.ZEROED, "zeros: nothing was written here")
@@ -468,7 +471,7 @@ def decode_id(message_id: str) -> tuple[str, int]:
     """Return the store host and the physical offset in a message id."""
     if len(message_id) not in (ID_LENGTH_V4, ID_LENGTH_V6):
         raise UsageError(
-            f"not a message id: {message_id!r} has {len(message_id)} characters, "
+            f"not a message id: {message_id!r} has {counted(len(message_id), 'character')}, "
             f"not {ID_LENGTH_V4} or {ID_LENGTH_V6}"
         )
     try:

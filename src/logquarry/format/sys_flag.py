@@ -10,6 +10,7 @@ import zlib
 from typing import Final
 
 from logquarry.errors import DecompressionError
+from logquarry.text import counted
 
 COMPRESSED: Final = 0x1
 MULTI_TAGS: Final = 0x2
@@ -73,7 +74,7 @@ def _zlib(body: bytes, limit: int) -> bytes:
     except zlib.error as error:
         raise DecompressionError(f"not a zlib body: {error}") from error
     if len(content) > limit:
-        raise DecompressionError(f"more than {limit} bytes of content")
+        raise DecompressionError(f"more than {counted(limit, 'byte')} of content")
     if not inflater.eof:
         raise DecompressionError("the zlib body ends too early")
     return content
@@ -90,7 +91,7 @@ def _stream(body: bytes, codec: str, limit: int) -> bytes:
                 parts.append(part)
                 total += len(part)
                 if total > limit:
-                    raise DecompressionError(f"more than {limit} bytes of content")
+                    raise DecompressionError(f"more than {counted(limit, 'byte')} of content")
     except (OSError, pa.ArrowException) as error:
         raise DecompressionError(f"not a {codec} body: {error}") from error
     return b"".join(parts)

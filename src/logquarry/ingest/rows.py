@@ -30,6 +30,7 @@ from logquarry.format.frame import HOST_SIZE_V4, valid_host_bytes
 from logquarry.format.java import crc32
 from logquarry.log import codec, exported, schema
 from logquarry.log.location import path_or_url
+from logquarry.text import counted
 from logquarry.write.outgoing_arrow import binary_spans
 
 # The names of an export's files, repeated from spark/output.py: this module must not import from
@@ -290,7 +291,8 @@ def read_parquet(file: SourceFile) -> Iterator[Rows]:
             count = opened.metadata.num_rows
             if file.rows is not None and file.rows != count:
                 raise SourceNotReadable(
-                    f"{file.path}: has {count} rows, but the export's manifest states {file.rows}"
+                    f"{file.path}: has {counted(count, 'row')}, but the export's manifest states "
+                    f"{file.rows}"
                 )
             try:
                 exact = exported.read_exact(opened.metadata.metadata)

@@ -30,6 +30,7 @@ from logquarry.log.frames import decoded, unwrapped
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import DamagedSpan, Event, Run
 from logquarry.stored_message import StoredMessage
+from logquarry.text import counted
 
 TAG_SEPARATOR = props.TAG_SEPARATOR
 """The separator of tags. Code in spark/ imports the constant from here, because spark/ does not
@@ -308,9 +309,10 @@ def check_policy(text: str) -> OnDamage:
 
 def as_error(span: DamagedSpan) -> CorruptFrame:
     """Make the exception for a damaged span."""
-    reason = f"{span.kind}: {span.reason} ({span.length} bytes up to the next sound frame)"
+    length = counted(span.length, "byte")
+    reason = f"{span.kind}: {span.reason} ({length} up to the next sound frame)"
     if span.is_tail:
-        reason = f"{span.kind}: {span.reason} (the last {span.length} bytes of the log)"
+        reason = f"{span.kind}: {span.reason} (the last {length} of the log)"
     return CorruptFrame(span.path, span.offset, reason, kind=span.kind)
 
 

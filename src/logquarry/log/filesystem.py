@@ -98,8 +98,8 @@ class FileView(ABC):
 
 def unreadable_file(view: FileView, fault: Unreadable | None = None) -> UnreadableFile:
     """Make the error for an unreadable range of a file (default: the first known range)."""
-    offset, length, reason = fault or view.unreadable[0]
-    return UnreadableFile(view.path, offset, f"{length} bytes {reason}", kind=UNREADABLE)
+    found = fault or view.unreadable[0]
+    return UnreadableFile(view.path, found.offset, found.brief, kind=UNREADABLE)
 
 
 class EmptyFile(FileView):
@@ -296,8 +296,7 @@ class LocalFileSystem(FileSystem):
     def _note(self, path: str, ranges: Sequence[Unreadable]) -> None:
         if ranges and path not in self.unreadable:
             first = ranges[0]
-            text = "%s: at offset %d: %d bytes %s"
-            logger.warning(text, self._path(path), first.offset, first.length, first.reason)
+            logger.warning("%s: at offset %d: %s", self._path(path), first.offset, first.brief)
         known = {one.offset: one for one in (*self.unreadable.get(path, ()), *ranges)}
         self.unreadable[path] = joined(list(known.values()))
 

@@ -37,6 +37,7 @@ from logquarry.format.frame import DamageKind
 from logquarry.log import lost_pages
 from logquarry.log.lost_pages import lost
 from logquarry.systems import READ_ONLY, read_at
+from logquarry.text import counted
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -71,7 +72,12 @@ class Unreadable(NamedTuple):
     @property
     def words(self) -> str:
         """The range and the reason, as text for a report of the damage."""
-        return f"{self.length} bytes at position {self.offset} of the file {self.reason}"
+        return f"{counted(self.length, 'byte')} at position {self.offset} of the file {self.reason}"
+
+    @property
+    def brief(self) -> str:
+        """The length and the reason, as text for an error that has the position already."""
+        return f"{counted(self.length, 'byte')} {self.reason}"
 
 
 def first_unreadable(ranges: Sequence[Unreadable], start: int, length: int) -> Unreadable | None:
@@ -192,7 +198,9 @@ def none_lost(place: str) -> Iterator[None]:
     before = lost()
     yield
     if lost() != before:
-        raise UnreadableFile(place, 0, f"{lost() - before} pages {_LOST}: run the command again")
+        raise UnreadableFile(
+            place, 0, f"{counted(lost() - before, 'page')} {_LOST}: run the command again"
+        )
 
 
 class WatchedMap(mmap.mmap):
@@ -437,7 +445,8 @@ class ReadableMap:
                 return
             self._left = left
             lost_pages.note_truncated()
-            reason = f"cannot be read: the file was truncated to {left} bytes while it was open"
+            length = counted(left, "byte")
+            reason = f"cannot be read: the file was truncated to {length} while it was open"
             for chunk in range(left // CHUNK, len(self._state)):
                 start = chunk * CHUNK
                 stop = min(start + CHUNK, self._size)

@@ -24,6 +24,7 @@ from typing import NoReturn
 
 from logquarry.errors import ProtocolViolation
 from logquarry.protocol import ha_messages as ha
+from logquarry.text import counted
 
 
 class MasterConnection:
@@ -259,7 +260,9 @@ class SlaveConnection:
 
     def _take_header(self, offset: int, size: int, events: list[ha.SlaveEvent]) -> None:
         if offset < 0 or not 0 <= size <= ha.LARGEST_TRANSFER:
-            self._violated(f"a transfer of {size} bytes at physical offset {offset}", events)
+            self._violated(
+                f"a transfer of {counted(size, 'byte')} at physical offset {offset}", events
+            )
         if self.received is None:
             # The slave has no bytes: the offset in the first header is the one that the master has
             # chosen. This header can also be that of a heartbeat.

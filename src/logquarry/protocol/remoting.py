@@ -29,6 +29,7 @@ from logquarry.protocol.remoting_header import (
     decode_json,
     encode_head,
 )
+from logquarry.text import counted
 
 __all__ = [
     "LANGUAGES",
@@ -129,7 +130,7 @@ class RemotingReader:
         if form > 1:
             raise ValueError(f"its header has type {form}; types are 0 (JSON) and 1 (binary)")
         if size > length - _SIZE:
-            raise ValueError(f"its header has {size} bytes, but the frame has {length}")
+            raise ValueError(f"its header has {counted(size, 'byte')}, but the frame has {length}")
         if size > _LARGEST_HEADER:
             raise ValueError(f"its header has {size} bytes; the maximum is {_LARGEST_HEADER}")
         if left < _SIZE + length:

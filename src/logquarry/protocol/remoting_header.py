@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from logquarry.errors import UsageError
 from logquarry.format import broker_json
 from logquarry.format.fields import Field, Layout
+from logquarry.text import counted
 
 try:
     import cython
@@ -389,7 +390,7 @@ def decode_binary(header: bytes, body: bytes) -> RemotingCommand:
     """Decode a frame with RocketMQ's binary header. Raises ValueError for an invalid header."""
     size = len(header)
     if size < BINARY_HEADER.size:
-        raise ValueError(f"its binary header has only {size} bytes")
+        raise ValueError(f"its binary header has only {counted(size, 'byte')}")
     code, language, version, opaque, flag = _unpack_binary(header)
     start = BINARY_HEADER.size + SIZE.size
     position = _end_of(header, start, size, SIZE.size)
@@ -397,7 +398,9 @@ def decode_binary(header: bytes, body: bytes) -> RemotingCommand:
     start = position + SIZE.size
     end = _end_of(header, start, size, SIZE.size)
     if end != size:
-        raise ValueError(f"{size - end} extra bytes follow its binary header")
+        raise ValueError(
+            f"{counted(size - end, 'extra byte follows', 'extra bytes follow')} its binary header"
+        )
     found: dict[str, str] = {}
     while start < end:
         start += _KEY_SIZE.size
@@ -418,7 +421,9 @@ def _end_of(data: bytes, start: int, end: int, width: int) -> int:
         raise ValueError("its binary header ends inside a size field")
     (size,) = (_unpack_size if width == 4 else _unpack_key_size)(data, start - width)
     if not 0 <= size <= end - start:
-        raise ValueError(f"a field of its binary header has {size} bytes, {end - start} left")
+        raise ValueError(
+            f"a field of its binary header has {counted(size, 'byte')}, {end - start} left"
+        )
     return start + int(size)
 
 

@@ -27,6 +27,7 @@ from logquarry.log.walk import (
     Run,
 )
 from logquarry.read.log_end import last_file_start, sound_bound
+from logquarry.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -330,7 +331,8 @@ class CommitLog:
             if isinstance(event, DamagedSpan) and offset < event.end:
                 reason = event.reason
                 if event.offset != offset:
-                    reason = f"within {event.length} damaged bytes from {event.offset}: {reason}"
+                    length = counted(event.length, "damaged byte")
+                    reason = f"within {length} from {event.offset}: {reason}"
                 return CorruptFrame(event.path, offset, reason, kind=event.kind)
         if isinstance(outcome, Blank):
             return MessageNotFound(f"{where}: a blank fills the file from there on")

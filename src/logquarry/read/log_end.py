@@ -42,7 +42,7 @@ from logquarry.read.batch_queue import all_queues, frames_in
 from logquarry.read.index_file import LARGEST_MESSAGE, indexed_frames, last_indexed
 from logquarry.read.queue import Queue, has_message
 from logquarry.read.rocksdb_queue import RocksQueue
-from logquarry.text import plural, time_text
+from logquarry.text import counted, plural, time_text
 
 logger = logging.getLogger(__name__)
 
@@ -300,9 +300,11 @@ class LogFrontier:
             return max(end, known)
         if known > end and not self._is_loss_known:
             logger.warning(
-                "%s: the last %d bytes of the log are lost: it reached up to offset %d, and its "
-                "files end at %d; type: logquarry verify %s",
-                *(layout.log_path(known), known - end, known, end, layout.root),
+                "%s: the last %s lost: it reached up to offset %d, and its files end at %d; type: "
+                "logquarry verify %s",
+                layout.log_path(known),
+                counted(known - end, "byte of the log is", "bytes of the log are"),
+                *(known, end, layout.root),
             )
         self._is_loss_known = True
         return end

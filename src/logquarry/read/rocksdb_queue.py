@@ -26,6 +26,7 @@ from logquarry.log.store_files import CONSUME_QUEUE, StoreFile
 from logquarry.log.walk import LogReader
 from logquarry.read.log_queues import LogQueue, QueueBuilder, QueueKey
 from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Units
+from logquarry.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +149,9 @@ class QueueDb:
         return found
 
     def _broken(self, key: bytes, value: bytes) -> CorruptFile:
-        reason = f"the key {key!r} with a value of {len(value)} bytes has no known layout"
+        reason = (
+            f"the key {key!r} with a value of {counted(len(value), 'byte')} has no known layout"
+        )
         return CorruptFile(self._db.path, 0, reason)
 
 

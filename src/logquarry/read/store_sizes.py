@@ -252,7 +252,8 @@ def require_own_settings(layout: StoreLayout, found: list[FileSequence] | None =
         if shown and config.queue_file_size not in shown:
             common = _common_size(found, queue_entry.UNIT_SIZE)
             raise UsageError(
-                f"{layout.filesystem.full_path(CONSUME_QUEUE)}: its files have {common} bytes, but "
+                f"{layout.filesystem.full_path(CONSUME_QUEUE)}: its files have "
+                f"{text.counted(common, 'byte')}, but "
                 "mappedFileSizeConsumeQueue in the "
                 f"configuration is {config.mapped_file_size_consume_queue}: leave the setting out"
             )
@@ -272,9 +273,11 @@ def require_own_settings(layout: StoreLayout, found: list[FileSequence] | None =
         )
         if shape is not None and shape != stated and not is_torn:
             raise UsageError(
-                f"{layout.filesystem.full_path(file.path)}: it has {shape.slots} slots and room "
-                f"for {shape.entries} entries, but the configuration gives {stated.slots} "
-                f"(maxHashSlotNum) and {stated.entries} (maxIndexNum): leave both settings out"
+                f"{layout.filesystem.full_path(file.path)}: it has "
+                f"{text.counted(shape.slots, 'slot')} and room for "
+                f"{text.counted(shape.entries, 'entry', 'entries')}, but the configuration gives "
+                f"{stated.slots} (maxHashSlotNum) and {stated.entries} (maxIndexNum): leave both "
+                "settings out"
             )
 
 
@@ -287,7 +290,7 @@ def require_stated_size(layout: StoreLayout) -> None:
         message_behind(layout, file, stated) is not None for file in files
     ):
         raise UsageError(
-            f"{layout.log_path(-1)}: its files have {size_of(files)} bytes, "
+            f"{layout.log_path(-1)}: its files have {text.counted(size_of(files), 'byte')}, "
             f"but mappedFileSizeCommitLog in the configuration is {stated}: leave the setting "
             "out"
         )

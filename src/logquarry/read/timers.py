@@ -38,6 +38,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueBuilder
 from logquarry.read.queue import ConsumeQueue, Queue
 from logquarry.read.rocksdb_queue import RocksQueue, derived_queues, rocksdb_folders
+from logquarry.text import counted
 
 CHECK: Final = f"{CONFIG}/{timer.CHECK_FILE}"
 QUEUE_ID: Final = 0
@@ -396,7 +397,9 @@ class PendingTimers:
     @property
     def detail(self) -> str:
         """The number of waiting messages, as a sentence for a user."""
-        return f"{self.in_wheel + self.in_queue} timer messages wait for their time"
+        count = self.in_wheel + self.in_queue
+        waits = counted(count, "timer message waits for its", "timer messages wait for their")
+        return f"{waits} time"
 
     def __bool__(self) -> bool:
         return self.in_wheel + self.in_queue > 0

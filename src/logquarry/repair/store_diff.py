@@ -25,7 +25,7 @@ from logquarry.read.log_end import last_entries, lost_messages, missing_end
 from logquarry.read.store_sizes import require_log
 from logquarry.repair.queue_diff import Common, LogBounds, QueueDiff, StoreQueues, compare_queues
 from logquarry.systems import lock_file
-from logquarry.text import document, json_value
+from logquarry.text import counted, document, json_value
 from logquarry.units import Progress
 
 _STEP: Final = 8 << 20
@@ -421,7 +421,8 @@ def _notes(left: _Store, right: _Store, queues: tuple[QueueDiff, ...]) -> list[s
         if store.log.min_offset > other.log.min_offset:
             missing = store.log.min_offset - other.log.min_offset
             found.append(
-                f"{name} begins at {store.log.min_offset}, {missing} bytes after {other_name}"
+                f"{name} begins at {store.log.min_offset}, {counted(missing, 'byte')} after "
+                f"{other_name}"
             )
         if store.reach > store.log.max_offset:
             found.append(
@@ -431,18 +432,20 @@ def _notes(left: _Store, right: _Store, queues: tuple[QueueDiff, ...]) -> list[s
         for folder, reason in store.queues.unread.items():
             found.append(f"{name}: the queues in {folder} (RocksDB) were not compared: {reason}")
         if store.missing is not None:
+            lost = lost_messages(store.layout, (), store.log.max_offset)
             found.append(
                 f"{name} lacks its last log files: it ends at {store.log.max_offset}, and its log "
-                f"reached {store.missing}: {lost_messages(store.layout, (), store.log.max_offset)}"
+                f"reached {store.missing}{f': {lost}' if lost.messages else ''}"
             )
         if store.log.max_offset < other.log.max_offset:
             missing = other.log.max_offset - store.log.max_offset
             found.append(
-                f"{name} ends at {store.log.max_offset}, {missing} bytes behind {other_name}"
+                f"{name} ends at {store.log.max_offset}, {counted(missing, 'byte')} behind "
+                f"{other_name}"
             )
     behind = sum(queue.state == "behind" for queue in queues)
     if behind:
-        words = "1 queue has" if behind == 1 else f"{behind} queues have"
+        words = counted(behind, "queue has", "queues have")
         found.append(f"{words} different ends{', like the logs' if left.log != right.log else ''}")
     return found
 

@@ -419,8 +419,7 @@ class _Verification:
                     span.offset < offset + one.length and offset < span.end for span in lost
                 )
                 if not is_reported:
-                    reason = f"{one.length} bytes {one.reason}"
-                    self.report.add(UNREADABLE, path, offset, reason, one.length)
+                    self.report.add(UNREADABLE, path, offset, one.brief, one.length)
 
 
 def _audit_around(layout: StoreLayout, place: int) -> LogAudit:

@@ -24,6 +24,7 @@ from typing import Final, Generic, TypeVar
 from logquarry import arguments
 from logquarry.errors import LogquarryError, ProtocolViolation, ReplicationError, UsageError
 from logquarry.replication.wire import Surroundings, Waits, Wire, Worker, address_text, drive
+from logquarry.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -248,7 +249,9 @@ class Server(Worker, Generic[P]):
             connection.close()
             return
         if len(self._peers) >= self._max_connections and not self._make_room():
-            self._refuse(name, f"{len(self._peers)} peers are connected (the maximum)")
+            self._refuse(
+                name, counted(len(self._peers), "peer is", "peers are") + " connected (the maximum)"
+            )
             connection.close()
             return
         try:

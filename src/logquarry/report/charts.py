@@ -203,12 +203,16 @@ def _body_sizes(found: Survey) -> Figure:
     )
     drawn = base.mark_bar(color=BLUE, cornerRadiusEnd=2)
     labels = base.mark_text(dy=-6, color="#333").encode(text="text:N")
-    what = "are empty" if common["size"] == "empty" else f"have {common['size']} bytes"
+    what = "are empty" if common["size"] == "empty" else f"have {_bytes(common['size'])}"
     return Figure(
         f"{share(common['messages'] / found.total)} of bodies {what}",
         "Sizes of bodies as stored. A compressed body counts with its compressed size.",
         finished((drawn + labels).properties(height=220)),
     )
+
+
+def _bytes(size: str) -> str:
+    return f"{size} byte" if size == "1" else f"{size} bytes"
 
 
 def _size_range(bits: int) -> str:

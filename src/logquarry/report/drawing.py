@@ -221,5 +221,6 @@ def _file_caption(found: Survey, files: Sequence[FileUse]) -> str:
     if found.damage:
         text += " Triangles mark damage."
     if len(files) < len(found.files):
-        text += f" {len(files)} of {len(found.files)} files are shown: damaged ones and the last."
+        are = "is" if len(files) == 1 else "are"
+        text += f" {len(files)} of {len(found.files)} files {are} shown: damaged ones and the last."
     return text

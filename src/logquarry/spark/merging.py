@@ -21,6 +21,7 @@ from logquarry.errors import CorruptFile
 from logquarry.log.exported import MOST_BYTES, ExactProperties, read_exact
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import ROW_GROUP_BYTES, writer_settings
+from logquarry.text import counted
 
 DEFAULT_TARGET_SIZE: Final = 256 << 20
 """Approximate bytes of a merged file."""
@@ -207,7 +208,7 @@ def _read(folder: OutputFolder, path: str) -> Iterator[None]:
 def _check(folder: OutputFolder, source: Source, file: Any, columns: pa.Schema) -> None:
     where = f"{folder.location}/{source.path}"
     if file.metadata.num_rows != source.rows:
-        reason = f"has {file.metadata.num_rows} rows, but should have {source.rows}"
+        reason = f"has {counted(file.metadata.num_rows, 'row')}, but should have {source.rows}"
         raise CorruptFile(where, 0, reason)
     if not file.schema_arrow.remove_metadata().equals(columns):
         raise CorruptFile(where, 0, "has other columns than the files to merge with")

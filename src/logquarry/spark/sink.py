@@ -41,6 +41,7 @@ from logquarry.spark.jobs import context_of, explain, run_tasks
 from logquarry.spark.options import Given, one_of, store_config, whole_number
 from logquarry.spark.worker import Packaged, ignore_hang_ups, settle, without_traceback
 from logquarry.store.load.ledger import LoadId
+from logquarry.text import counted
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
@@ -214,7 +215,9 @@ class _Stage(Packaged):
     def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         staged = _staged_of(messages)
         if len(staged) != len(messages):
-            raise UsageError(f"{len(messages) - len(staged)} tasks did not report what they staged")
+            raise UsageError(
+                f"{counted(len(messages) - len(staged), 'task')} did not report the staged messages"
+            )
         for load in self._loads(staged):
             if commit_load(self._plan, load, staged).was_there:
                 logger.warning("%s: %s was loaded before: nothing appended", self._plan.path, load)

@@ -33,7 +33,7 @@ from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.repair.recover.loss import missing_files
 from logquarry.store.reads import StoreReads
 from logquarry.store.state import State, condition
-from logquarry.text import plural
+from logquarry.text import counted, plural
 from logquarry.units import Progress
 
 
@@ -211,7 +211,8 @@ def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -
         complete = complete and not is_queued and found.max_offset - end <= blanks
     if complete:
         return None
-    return f"{length - total} bytes of the log are in no queue; --exact reads the log"
+    length_text = counted(length - total, "byte of the log is", "bytes of the log are")
+    return f"{length_text} in no queue; --exact reads the log"
 
 
 # -------------------------------------------------------------------------------- from the log

@@ -33,6 +33,7 @@ from logquarry.format import batch, frame, java
 from logquarry.format import properties as props
 from logquarry.format.java import crc32
 from logquarry.message import Message
+from logquarry.text import counted
 from logquarry.write.frame_append import SLOW_PUT, log_held
 from logquarry.write.log_appender import LogAppender
 from logquarry.write.message_rules import LONGEST_PROPERTIES, host_fields, topic_bytes
@@ -99,7 +100,8 @@ def properties_text(message: Message) -> str | None:
 
 def log_slow(seconds: float, body_size: int, result: PutResult) -> None:
     """Log a put that took longer than SLOW_PUT."""
-    logger.warning("a put took %d ms: %d bytes of body, %s", seconds * _MS, body_size, result)
+    size = counted(body_size, "byte")
+    logger.warning("a put took %d ms: %s of body, %s", seconds * _MS, size, result)
 
 
 def batch_size(messages: Sequence[Message] | None, wire: bytes | None) -> int:

@@ -19,6 +19,7 @@ from logquarry.format import properties as props
 from logquarry.format.java import crc32, crc32_address
 from logquarry.format.sys_flag import TRANSACTION_NOT
 from logquarry.format.sys_flag import transaction_type as sys_flag_type
+from logquarry.text import counted
 from logquarry.units import Clock, now_ms
 from logquarry.write.message_rules import LONGEST_PROPERTIES, host_fields, topic_bytes
 from logquarry.write.put_parts import LogLock, Recent, Wakes
@@ -80,9 +81,8 @@ _KEPT_KEYS = 64
 
 def log_held(body_size: int, result: PutResult) -> None:
     """Log a put that held the lock for a long time."""
-    logger.warning(
-        "a put held the log for %d ms: %d bytes of body, %s", result.elapsed_ms, body_size, result
-    )
+    size = counted(body_size, "byte")
+    logger.warning("a put held the log for %d ms: %s of body, %s", result.elapsed_ms, size, result)
 
 
 class Key:

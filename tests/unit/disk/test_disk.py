@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import random
 import subprocess
@@ -41,7 +42,7 @@ def test_an_empty_file_can_replace_a_file(disk: FaultyDisk, tmp_path: Path) -> N
     assert path.read_bytes() == b""
 
 
-@pytest.mark.parametrize("call", ["write", "rename"])
+@pytest.mark.parametrize("call", ["open", "allocate", "write", "rename"])
 def test_a_failed_replacement_names_the_file_itself(
     disk: FaultyDisk, tmp_path: Path, call: str
 ) -> None:
@@ -51,6 +52,38 @@ def test_a_failed_replacement_names_the_file_itself(
     with pytest.raises(StoreUnavailable, match=f"^{path}: no room on the disk"):
         disk.replace(path, b"after")
     assert path.read_bytes() == b"before"
+
+
+@pytest.mark.parametrize("call", ["fsync", "fdatasync"])
+def test_a_failed_sync_of_a_replacement_names_the_file_itself(
+    disk: FaultyDisk, tmp_path: Path, call: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    disk.failing[call] = EIO
+    with pytest.raises(StoreUnavailable) as raised:
+        disk.replace(path, b"after")
+    assert f"{path}: sync failed" in str(raised.value) and "file.new" not in str(raised.value)
+    assert path.read_bytes() == b"before"
+
+
+def test_a_failed_copy_to_another_disk_names_the_file_itself(
+    disk: FaultyDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, target = tmp_path / "file", tmp_path / "there"
+    path.write_bytes(b"content")
+    rename = disk.rename
+
+    def other_disk(source: Path, to: Path) -> None:
+        if source == path:
+            raise OSError(errno.EXDEV, "another disk")
+        rename(source, to)
+
+    monkeypatch.setattr(disk, "rename", other_disk)
+    disk.failing["allocate"] = ENOSPC
+    with pytest.raises(StoreUnavailable, match=f"^{target}: no room on the disk"):
+        disk.move(path, target)
+    assert path.read_bytes() == b"content" and not list(tmp_path.glob("*.new"))
 
 
 def test_a_failed_allocation_leaves_nothing(disk: FaultyDisk, tmp_path: Path) -> None:

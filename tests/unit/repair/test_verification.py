@@ -292,3 +292,21 @@ def test_a_nul_byte_that_a_property_crc_covers_is_no_finding(tmp_path: Path) -> 
     overwrite(path, at, b"\0")
     found = {finding.kind for finding in verify_store(StoreLayout.open(tmp_path, config)).findings}
     assert {"suspect_text", "bad_property_crc"} <= found
+
+
+def test_one_of_a_thing_is_no_plural(tmp_path: Path) -> None:
+    with small_store.opened(tmp_path) as writer:
+        writer.put(lq.Message("t", b"x", keys="k"))
+    shutil.rmtree(tmp_path / "consumequeue" / "t")
+    [index_file] = (tmp_path / "index").iterdir()
+    index_file.unlink()
+    found = {one.kind: one.reason for one in check(tmp_path).findings}
+    assert found["queue_missing"] == "the log has 1 message of it"
+    lq.rebuild(tmp_path, apply=True, config=small_store.config())
+    [queue_file] = (tmp_path / "consumequeue/t/0").iterdir()
+    queue_file.write_bytes(queue_file.read_bytes()[:1])
+    (tmp_path / "checkpoint").write_bytes(b"x")
+    found = {one.kind: one.reason for one in check(tmp_path).findings}
+    assert found["wrong_file_size"].startswith("1 byte instead of ")
+    assert found["checkpoint_short"].startswith("1 byte instead of ")
+    assert all("1 bytes" not in reason for reason in found.values())

@@ -22,6 +22,7 @@ from logquarry.log.walk import Span
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units
 from logquarry.repair.findings import Finding, finding
+from logquarry.text import counted
 
 # The limits MOST_GAP and MOST_OFFSET are in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
@@ -141,7 +142,7 @@ class FileDifference:
         if self.fault is FileFault.GAP:
             assert self.before is not None
             return f"{path}: a file is missing between {self.before.path} and this one"
-        return f"{path}: {self.file.size} bytes instead of {self.size}"
+        return f"{path}: {counted(self.file.size, 'byte')} instead of {self.size}"
 
     def size_difference(self, offset: int) -> Finding:
         """Return what verify reports for a wrong size. ``offset`` is the physical offset at which
@@ -150,7 +151,7 @@ class FileDifference:
         # QUIRK: RocketMQ 4.9 refuses to start on an empty last file, although no message is lost.
         is_empty = self.fault is FileFault.EMPTY_LAST and self.before is not None
         kind = "empty_file" if is_empty else "wrong_file_size"
-        reason = f"{self.file.size} bytes instead of {self.size}"
+        reason = f"{counted(self.file.size, 'byte')} instead of {self.size}"
         return finding(kind, self.file.path, offset, reason)
 
 
@@ -325,3 +326,9 @@ def names_ends(header: IndexHeader, first: int, last: int) -> bool:
 def queue_name(key: QueueKey) -> str:
     """Return the text with which reasons and findings name a queue."""
     return f"queue {key[1]} of {key[0]}"
+
+
+def entry_text(entry: np.void) -> str:
+    """Return the text with which reasons describe an entry."""
+    size, place = counted(int(entry["size"]), "byte"), entry["physical_offset"]
+    return f"{size} at {place} with tags code {entry['tags_code']}"

@@ -42,6 +42,7 @@ from logquarry.repair.audit.expired_queues import bridges, cut_bridges
 from logquarry.repair.audit.harmed_ids import HarmedIds
 from logquarry.repair.audit.right_offsets import RightBases, RightOffsets, epochs
 from logquarry.repair.audit.runs import EntryFacts, audited
+from logquarry.text import counted
 from logquarry.write.message_rules import queue_name_fault
 
 BATCH_FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp", "count", "base")
@@ -114,8 +115,8 @@ class QueueAudit(RightOffsets):
                 f"{wanted.tags_code}"
             )
         return (
-            f"entry {offset} points to {there.size} bytes at {there.physical_offset}, and the "
-            f"message is {wanted.size} bytes at {wanted.physical_offset}"
+            f"entry {offset} points to {counted(there.size, 'byte')} at {there.physical_offset}, "
+            f"and the message is {wanted.size} bytes at {wanted.physical_offset}"
         )
 
     def _compare_gap(self, start: int, stop: int, resume_at: int) -> None:

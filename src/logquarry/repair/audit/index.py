@@ -35,7 +35,7 @@ from logquarry.repair.audit.index_entries import (
     KeyCounter,
 )
 from logquarry.repair.findings import Finding, finding
-from logquarry.text import plural
+from logquarry.text import counted, plural
 from logquarry.write.index_writer import seconds_since
 
 _CHUNK: Final = 1 << 22
@@ -174,7 +174,7 @@ class IndexAudit:
             if keys:
                 first = max(begin, self._log_start)
                 reason = (
-                    f"{keys} keys of messages between {first} and {end} have no entry: an index "
+                    f"{_unindexed(keys, first, end)}: an index "
                     "file is missing, or the broker ran without an index"
                 )
                 yield finding("index_gap", INDEX, 0, reason)
@@ -183,15 +183,16 @@ class IndexAudit:
         count = header.entry_count - 1
         if not count:
             if size < HEADER.size:
-                return f"{size} bytes are too few for a header"
+                return f"{counted(size, 'byte is', 'bytes are')} too few for a header"
             return _NOT_COUNTED if self._has_bytes(file, size) else None
         if file.shape is None:
             return (
-                f"{count} entries from offset {header.begin_offset} to {header.end_offset} "
-                f"in {size} bytes"
+                f"{counted(count, 'entry', 'entries')} from offset {header.begin_offset} to "
+                f"{header.end_offset} in {counted(size, 'byte')}"
             )
         if file.shape.entry_position(0) + header.entry_count * ENTRY.size > size:
-            return f"{header.entry_count} entries do not fit into {size} bytes"
+            entries = counted(header.entry_count, "entry does", "entries do")
+            return f"{entries} not fit into {size} bytes"
         return None
 
     def has_right_chains(self, path: str) -> bool:
@@ -268,7 +269,7 @@ class IndexAudit:
         missing = int(self._keys.keys[number]) - audit.keys - reported
         is_right = file.path not in self._stream.entries.odd_headers
         if is_right and audit.is_ordered and missing > 0:
-            reason = f"{missing} keys of messages between {begin} and {end} have no entry"
+            reason = _unindexed(missing, begin, end)
             yield finding("index_gap", file.path, 0, reason)
 
 
@@ -355,7 +356,7 @@ def file_fault(file: FileView, size: int, shape: IndexShape, log_end: int) -> st
 
 def _header_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> str | None:
     if size != shape.file_size:
-        return f"{size} bytes instead of {shape.file_size}"
+        return f"{counted(size, 'byte')} instead of {shape.file_size}"
     header = index.decode_header(data)
     if not 1 <= header.entry_count <= shape.entries:
         return f"its header counts {header.entry_count} entries of at most {shape.entries}"
@@ -389,8 +390,8 @@ def ends_fault(file: FileView, shape: IndexShape, header: IndexHeader) -> str | 
     expected = int(seconds_since(end, header.begin_timestamp)[0])
     if header.entry_count > 2 and last.seconds != expected:
         return (
-            f"its header gives {expected} seconds between its first and its last message, but its "
-            f"last entry gives {last.seconds}"
+            f"its header gives {counted(expected, 'second')} between its first and its last "
+            f"message, but its last entry gives {last.seconds}"
         )
     return None
 
@@ -445,3 +446,8 @@ def entries_of_last(data: memoryview, shape: IndexShape, header: IndexHeader) ->
             break
         number -= 1
     return header.entry_count - number
+
+
+def _unindexed(keys: int, begin: int, end: int) -> str:
+    has = "has" if keys == 1 else "have"
+    return f"{counted(keys, 'key')} of messages between {begin} and {end} {has} no entry"

@@ -57,6 +57,7 @@ from logquarry.read.batch_queue import all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_end import checkpoint_times, last_entries
 from logquarry.read.queue import Queue
+from logquarry.text import counted
 
 if TYPE_CHECKING:
     # At run time, this import would load pyarrow, which slows down the start of quick commands.
@@ -274,7 +275,7 @@ class LogAudit:
         if self.end < least:
             self.words.append(
                 f"the log reached {least} once and ends at {self.end} now: "
-                f"{least - self.end} bytes are lost"
+                f"{counted(least - self.end, 'byte is', 'bytes are')} lost"
             )
 
     def _with_zeros(self, broken: list[DamagedSpan], least: int) -> list[DamagedSpan]:

@@ -31,6 +31,7 @@ from logquarry.repair.audit.differences import (
     SpanSet,
     TagsRule,
     and_more,
+    entry_text,
     queue_file_differences,
     queue_name,
     same_entries,
@@ -44,6 +45,7 @@ from logquarry.repair.audit.queue_evidence import (
     has_entries,
 )
 from logquarry.repair.findings import Finding, finding
+from logquarry.text import counted
 from logquarry.write.dispatcher import RUN_SPAN
 from logquarry.write.message_rules import queue_name_fault
 from logquarry.write.queue_table import is_listed
@@ -212,10 +214,7 @@ class QueuesAudit:
         wrong = written & inside & ~same_entries(there, wanted, TagsRule.of_readers(queue.topic))
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
-            has, right = (
-                f"{one['size']} bytes at {one['physical_offset']} with tags code {one['tags_code']}"
-                for one in (there[at], wanted[at])
-            )
+            has, right = map(entry_text, (there[at], wanted[at]))
             reason = f"points to {has}; the message of that queue offset is {right}"
             seen.note("queue_entry_wrong", offsets, wrong, reason)
 
@@ -289,7 +288,7 @@ class QueuesAudit:
         if queue is None:
             if not seen.messages:
                 return
-            reason = f"the log has {seen.messages} messages of it"
+            reason = f"the log has {counted(seen.messages, 'message')} of it"
             if self._is_deleted(key[0], seen.missing_since):
                 reason, is_explained = f"{reason}, but topics.json no longer lists the topic", True
             yield from self._missing(key, reason, is_explained=is_explained)

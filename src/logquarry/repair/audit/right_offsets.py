@@ -262,11 +262,13 @@ class RightBases:
         moved: physical offset of each frame with a harmed base -> the right base. The value is
             :data:`NO_PLACE` if the frames around it leave no place for the frame. The entry of such
             a frame is never returned.
+        homeless: physical offset of each such frame -> the base in the frame.
     """
 
     def __init__(self) -> None:
         self.following: int | None = None
         self.moved: dict[int, int] = {}
+        self.homeless: dict[int, int] = {}
         self._odd = np.empty(0, BATCH_DTYPE)
 
     def take(self, entries: BatchEntries) -> BatchEntries:
@@ -306,8 +308,10 @@ class RightBases:
             right = _right_base(own, int(counts[at]), expected, following)
             if right == own:
                 continue
-            self.moved[int(entries["physical_offset"][at])] = right
+            place = int(entries["physical_offset"][at])
+            self.moved[place] = right
             if right == NO_PLACE:
+                self.homeless[place] = own
                 # Leave the entry out. The next entry continues at the expected offset.
                 kept[at] = False
                 right = (expected or 0) - int(counts[at])

@@ -36,6 +36,7 @@ from logquarry.read.timers import (
     used_slots,
 )
 from logquarry.repair.findings import Finding, finding
+from logquarry.text import counted
 
 _ENTRY: Final = timer.ENTRY.dtype()
 _MOST: Final = 100
@@ -88,7 +89,7 @@ def _wrong_sizes(layout: StoreLayout) -> Iterator[Finding]:
 
 
 def _size_words(size: int, right: int) -> str:
-    return f"the file has {size} bytes instead of {right}, so a broker does not start"
+    return f"the file has {counted(size, 'byte')} instead of {right}, so a broker does not start"
 
 
 class _Wheel:

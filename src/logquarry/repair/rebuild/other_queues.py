@@ -114,7 +114,8 @@ class BatchFiles(EntryFiles):
             self._add(key, right.settle())
             for place, base in right.moved.items():
                 if base == NO_PLACE:
-                    self.left_out.append(LeftOut(*key, base, place, INVALID))
+                    own = right.homeless[place]
+                    self.left_out.append(LeftOut(*key, own, place, INVALID))
                 else:
                     self.queues[key].harmed.append(place)
         for key, queue in self.queues.items():

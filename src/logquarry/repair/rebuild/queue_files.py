@@ -33,7 +33,9 @@ _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 _MOST_HELD: Final = 64 << 20
 _FILLERS_AT_ONCE: Final = 1 << 16
 OldQueues = Mapping[QueueKey, Queue]
-INVALID: Final = "its queue offset is harmed, and the messages around it leave no place for it"
+INVALID: Final = (
+    "its queue id or queue offset is harmed, and the messages around it leave no place for it"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -351,7 +351,8 @@ class LossSearch:
             return f"the log is damaged from {int(lost[0, 0])} on"
         words = f"the log will end at {self._end}"
         if within:
-            words += f", and {text.plural(within, 'message')} before that are damaged"
+            before = text.plural(within, "message before that is", "messages before that are")
+            words += f", and {before} damaged"
         return words
 
     def _missing_parts(self, missing: Frames) -> Iterator[str]:

@@ -61,6 +61,7 @@ from logquarry.repair.recover.store_folders import (
     restore_names,
     sync_files,
 )
+from logquarry.text import counted
 
 _CHECKED_FILES: Final = 3
 """Number of files at the log's end that RocketMQ reads at its start (``recoverNormally``)."""
@@ -249,7 +250,7 @@ def _check_stated(layout: StoreLayout, config: StoreConfig, queues: Iterable[Que
         is_torn = layout.has_abort and len(sizes) == 1 and size is not None and sizes[0] < size
         if size is not None and sizes and size not in sizes and not is_torn:
             path = layout.filesystem.full_path(files[0].path)
-            raise CorruptFile(path, 0, f"{sizes[0]} bytes, but the settings give {size}")
+            raise CorruptFile(path, 0, f"{counted(sizes[0], 'byte')}, but the settings give {size}")
 
 
 def recovered_store(
@@ -386,4 +387,6 @@ def _check_rest(layout: StoreLayout, end: int) -> None:
     last = LogReader(layout).data_end(end)
     is_closed = not layout.has_abort
     if last > end and not (is_closed and are_stale_bytes(layout, end, is_closed=True)):
-        raise NeedsRecovery(f"there are {last - end} bytes after the log's end at {end}")
+        are = "is" if last - end == 1 else "are"
+        count = counted(last - end, "byte")
+        raise NeedsRecovery(f"there {are} {count} after the log's end at {end}")

@@ -24,7 +24,7 @@ from logquarry.repair.audit.differences import AuditedQueue
 from logquarry.repair.audit.index import entries_of_last, file_fault, sequence_fault
 from logquarry.repair.recover.loss import Loss
 from logquarry.systems import read_file
-from logquarry.text import document, plural
+from logquarry.text import counted, document, plural
 
 logger = logging.getLogger(__name__)
 
@@ -153,11 +153,12 @@ class RecoveryPlan:
         if self.damage:
             lost = sum(span.length for span in self.damage)
             first = self.damage[0].reason
-            yield f"{len(self.damage)} damaged spans stay, {lost} bytes, the first: {first}"
+            spans = counted(len(self.damage), "damaged span stays", "damaged spans stay")
+            yield f"{spans}, {counted(lost, 'byte')}, the first: {first}"
         yield from map(str, self.steps[:most])
         rest = Counter(step.kind.value.replace("_", " ") for step in self.steps[most:])
         for name, count in sorted(rest.items()):
-            yield f"and {count} more times: {name}"
+            yield f"and {counted(count, 'more time')}: {name}"
 
     def _facts(self) -> Iterator[str]:
         if self.loss is not None:
@@ -169,7 +170,8 @@ class RecoveryPlan:
         """Yield the plan as lines of text. The loss, if there is one, comes first."""
         yield from self._facts()
         for span in self.damage:
-            yield f"damage stays: {span.path} at {span.offset}, {span.length} bytes: {span.reason}"
+            length = counted(span.length, "byte")
+            yield f"damage stays: {span.path} at {span.offset}, {length}: {span.reason}"
         yield from map(str, self.steps)
         if self.refused is not None:
             yield f"refused: {self.refused}"

@@ -48,6 +48,7 @@ from logquarry.repair.recover.store_folders import (
     status_of,
     sync_files,
 )
+from logquarry.text import counted
 from logquarry.units import Clock, now_ms
 from logquarry.write.index_writer import IndexKeeper, IndexWriter
 
@@ -356,7 +357,7 @@ class _Recovery:
                 self._steps.add(StepKind.SET_ASIDE, path, "the last file is empty")
                 continue
             if length != size or not entry.is_file():
-                what = f"{length} bytes" if entry.is_file() else "not a file"
+                what = counted(length, "byte") if entry.is_file() else "not a file"
                 raise JavaRefusal(f"{path}: {what}, instead of a file of {size} bytes")
             base = int(name) if store_files.is_offset_name(name) else -1
             if base % size or not 0 <= base <= LARGEST_BASE:
@@ -398,7 +399,7 @@ class _Recovery:
             elif entry.size < shape.file_size:
                 self._target.extend(path, shape.file_size)
                 length = shape.file_size - entry.size
-                reason = f"{entry.size} bytes instead of {shape.file_size}"
+                reason = f"{counted(entry.size, 'byte')} instead of {shape.file_size}"
                 self._steps.add(StepKind.EXTEND, path, reason, offset=entry.size, length=length)
 
     def _index(self) -> IndexWriter | None:
@@ -435,7 +436,9 @@ class _Recovery:
                     StepKind.BUILD_QUEUE, queue.folder, reason, offset=queue.put_from, length=length
                 )
         if self._dispatch.keys and self.config.message_index_enable:
-            reason = f"{self._dispatch.messages} messages are dispatched again"
+            reason = (
+                counted(self._dispatch.messages, "message is", "messages are") + " dispatched again"
+            )
             self._steps.add(
                 StepKind.BUILD_INDEX, store_files.INDEX, reason, offset=self._dispatch_from
             )

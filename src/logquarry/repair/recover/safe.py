@@ -74,7 +74,7 @@ from logquarry.repair.recover.store_folders import (
     leave_out,
     misnamed_files,
 )
-from logquarry.text import plural
+from logquarry.text import counted, plural
 from logquarry.units import Progress
 
 
@@ -272,7 +272,7 @@ class _Planner:
         for one in found:
             if one.fault not in (FileFault.SIZE, FileFault.EMPTY_LAST):
                 continue
-            file, reason = one.file, f"{one.file.size} bytes instead of {size}"
+            file, reason = one.file, f"{counted(one.file.size, 'byte')} instead of {size}"
             path = self._layout.right_path(file)
             end = file.base + min(file.size, size)
             if file.size < size:

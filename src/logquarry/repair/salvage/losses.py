@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -235,6 +235,8 @@ def _is_harmed(here: _Break, behind: int, is_queued: IsQueued) -> bool:
     return here.offset > here.before or not is_queued(here.place, here.offset)
 
 
+HARMED_QUEUE_ID: Final = "harmed_queue_id"
+
 LostOffsets = dict[QueueKey, list[Range]]
 
 
@@ -406,7 +408,7 @@ def stray_messages(
                 f"another message has offset {offset} of {key[0]}/{key[1]}: damage has changed the "
                 "frame's queue id or queue offset. The message is saved, but in no queue"
             )
-            yield LostSpan(place, 0, "harmed_queue_id", layout.log_file(place), reason)
+            yield LostSpan(place, 0, HARMED_QUEUE_ID, layout.log_file(place), reason)
 
 
 def lost_by_queue(

@@ -45,7 +45,7 @@ from logquarry.repair.recover.store_folders import check_file_size
 from logquarry.repair.salvage.losses import ranges_json
 from logquarry.repair.salvage.plan import SalvagePlan, plan_salvage
 from logquarry.repair.salvage.target import LogWriter, SalvageTarget, carry, check_target
-from logquarry.text import document, json_value
+from logquarry.text import counted, document, json_value
 from logquarry.units import Bars, now_ms
 from logquarry.write.queue_table import topics_of
 
@@ -317,7 +317,7 @@ def _unreadable_files(layout: StoreLayout, copied: Iterable[str]) -> Iterator[Le
             continue
         what = "copied with the bytes FF in their place" if is_copied else "the file is left out"
         length = sum(one.length for one in ranges)
-        reason = f"{length} bytes from {ranges[0].offset} on {ranges[0].reason}: {what}"
+        reason = f"{counted(length, 'byte')} from {ranges[0].offset} on {ranges[0].reason}: {what}"
         yield LeftBehind(UNREADABLE, (path,), reason)
 
 

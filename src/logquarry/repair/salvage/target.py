@@ -51,6 +51,7 @@ from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.salvage.losses import raised_from
 from logquarry.repair.salvage.plan import NewPlaces, Piece, SalvagePlan
 from logquarry.systems import held, read_file
+from logquarry.text import counted
 from logquarry.units import Progress, now_ms
 
 REPORT: Final = "salvage.json"
@@ -114,8 +115,9 @@ class SalvageTarget:
         mends = any(story.strays for story in plan.queues.values())
         recovery = plan_safe(self.work, plan.config, progress=progress, mends=mends)
         if recovery.message_count != plan.messages or recovery.damage:
+            were = counted(plan.messages, "message was", "messages were")
             raise StoreUnavailable(
-                f"{self.work}: {plan.messages} messages were written, but "
+                f"{self.work}: {were} written, but "
                 f"{recovery.message_count} can be read: check the disk"
             )
         apply_safe(recovery, self.disk, now_ms, progress=progress)

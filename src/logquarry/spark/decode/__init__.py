@@ -21,6 +21,7 @@ from logquarry.spark.decode.base import BodyDecoder, plain, struct_of
 from logquarry.spark.decode.binary import AvroDecoder, ProtobufDecoder
 from logquarry.spark.decode.json import JsonDecoder, inferred, struct_of_schema
 from logquarry.spark.tasks import ReadTask, read_batches
+from logquarry.text import counted
 
 __all__ = ["BodyDecoder", "DecodeOptions", "decoder_for", "parse_decode_options"]
 
@@ -118,8 +119,9 @@ def _from_sample(tasks: Sequence[ReadTask]) -> pa.DataType | None:
     found, objects = inferred(bodies)
     if found is None:
         raise UsageError(
-            f"decode json: {objects} of the first {len(bodies)} bodies are JSON objects, and none "
-            "of them has a field: give a schema"
+            f"decode json: of the first {counted(len(bodies), 'body', 'bodies')}, "
+            f"{counted(objects, 'is a JSON object', 'are JSON objects')}, and none has a field: "
+            "give a schema"
         )
     return found
 

@@ -34,7 +34,7 @@ from logquarry.log import codec
 from logquarry.log.filesystem import FileView, unreadable_file, whole_file
 from logquarry.read.log_queues import QueueKey
 from logquarry.systems import sync_path
-from logquarry.text import document
+from logquarry.text import counted, document
 from logquarry.write.commit_log_writer import CommitLogWriter
 from logquarry.write.log_appender import end_file
 from logquarry.write.outgoing import advance
@@ -193,7 +193,7 @@ def find_segment(folder: Path, segment: Segment) -> FileView:
     except StoreNotFound as error:
         raise CorruptFile(str(path), 0, str(error)) from error
     if file.size != segment.size or file.size < _TAIL.size:
-        reason = f"it has {file.size} bytes instead of {segment.size}"
+        reason = f"it has {counted(file.size, 'byte')} instead of {segment.size}"
         raise CorruptFile(str(path), 0, reason)
     return file
 

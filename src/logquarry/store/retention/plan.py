@@ -40,7 +40,7 @@ from logquarry.store.retention.rules import (
     least_used,
     unread,
 )
-from logquarry.text import document
+from logquarry.text import counted, document
 
 logger = logging.getLogger(__name__)
 
@@ -298,7 +298,7 @@ class _Planner:
         if self.rules.most_files is not None and gone >= self.rules.most_files:
             raise _Stays(f"one run deletes at most {text.plural(gone, 'log file')}")
         if file.size != size:
-            raise _Stays(f"it has {file.size} bytes instead of {size}: run verify")
+            raise _Stays(f"it has {counted(file.size, 'byte')} instead of {size}: run verify")
         if end > self._safe_end:
             raise _Stays("it is not yet synced and dispatched as a whole")
 

@@ -43,6 +43,7 @@ from logquarry.store.retention.rules import (
     require_rules,
     rules_due,
 )
+from logquarry.text import counted
 from logquarry.units import Clock, Progress, now_ms
 from logquarry.write.index_writer import IndexKeeper
 from logquarry.write.queue_table import QueueTable
@@ -195,10 +196,10 @@ class RetentionService(Service):
         plan = self._retention.run(rules, pause_s=pause_s)
         if plan.files:
             logger.warning(
-                "%s: deleted %d expired files of the log, %d of queues, %d of the index, %d of "
+                "%s: deleted %s of the log, %d of queues, %d of the index, %d of "
                 "transactions: the log begins at %d",
                 self._retention.root,
-                len(plan.log),
+                counted(len(plan.log), "expired file"),
                 sum(len(files) for _, files in plan.queues),
                 len(plan.index),
                 len(plan.transactions),

@@ -43,6 +43,7 @@ from logquarry.store.schedule.progress import (
     due_message,
 )
 from logquarry.store.transaction.half import ServedLog
+from logquarry.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -237,7 +238,8 @@ class DelayedDelivery(Delivery):
             start, unique = max(first, saved.position), False
         known = advance(self.offsets, self._log.runs(start), self._pending_of, unique=unique)
         if known:
-            logger.warning("%d delayed messages were already delivered: found in the log", known)
+            were = counted(known, "delayed message was", "delayed messages were")
+            logger.warning("%s already delivered: found in the log", were)
 
     def _waiting(self) -> list[int]:
         """Return each level's first message that may be undelivered, as a physical offset."""

@@ -52,6 +52,7 @@ from logquarry.store.transaction import half as halves
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ServedLog
 from logquarry.store.transaction.transaction import Append, TransactionService, TransactionState
 from logquarry.stored_message import StoredMessage
+from logquarry.text import counted
 from logquarry.write.put_result import PutResult
 
 logger = logging.getLogger(__name__)
@@ -283,8 +284,8 @@ class TransactionChecks:
             or age > self.config.file_reserved_time * _HOUR_MS
         ):
             logger.error(
-                "abandoned the transaction at physical offset %d: checked %d times, %d ms old",
-                *(half.physical_offset, times, age),
+                "abandoned the transaction at physical offset %d: checked %s, %d ms old",
+                *(half.physical_offset, counted(times, "time"), age),
             )
             if self._append_half(half, halves.given_up(half)) is None:
                 return False
