@@ -12,9 +12,8 @@ RocketMQ's recovery deletes all later log files. But it truncates the file with 
 the queues, only in memory. So after a clean shutdown, a break in the *last* file is the log's end
 (:func:`sound_bound`), and an earlier break is damage.
 
-Lost messages can be found from the entries that queues and index still have for them. If queues and
-index are lost too, the checkpoint still shows the loss, because it has the store time of the last
-synced message.
+Lost messages are found from the entries that queues and index still have for them. If queues and
+index are lost too, the checkpoint shows the loss: it has the store time of the last synced message.
 """
 
 from __future__ import annotations
