@@ -145,10 +145,10 @@ def test_no_log_file_is_made_for_messages_after_the_load(tmp_path: Path) -> None
     plan, made = planned(tmp_path / "s"), list[str]()
     make_file = Disk.make_file
 
-    def make(disk: Disk, path: Path, size: int) -> int:
+    def make(disk: Disk, path: Path, size: int, *, final: Path | None = None) -> int:
         if path.parent.name == "commitlog":
             made.append(path.name)
-        return make_file(disk, path, size)
+        return make_file(disk, path, size, final=final)
 
     with mock.patch.object(Disk, "make_file", make):
         commit_load(plan, LOAD, staged(plan, [row()]))

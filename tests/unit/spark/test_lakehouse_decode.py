@@ -69,7 +69,7 @@ def test_a_sample_that_is_not_there_yet(lake: Lake, tmp_path: Path) -> None:
     (tmp_path / "store" / "commitlog").mkdir(parents=True)
     assert lake.export(tmp_path / "store", decode="json").commits == 0
     put(tmp_path / "store", b"x", b"{}")
-    with pytest.raises(UsageError, match="1 of the first 2 bodies are JSON objects"):
+    with pytest.raises(UsageError, match="of the first 2 bodies, 1 is a JSON object"):
         lake.export(tmp_path / "store", decode="json")
     put(tmp_path / "store", b'{"a": true}')
     done = lake.export(tmp_path / "store", decode="json")
