@@ -39,6 +39,10 @@ _STEP: Final = 8 << 20
 _NO_BYTES: Final = memoryview(b"")
 
 
+def _keep_nothing(start: int, stop: int) -> None:
+    """:attr:`MappedFile.keep` if a write to the buffer needs no system call."""
+
+
 class MappedFile(FilePlace):
     """A mapped file, often one of a :class:`MappedFileQueue`. Positions are within the file.
 
@@ -58,6 +62,7 @@ class MappedFile(FilePlace):
             attribute again before each write, because :meth:`commit` and :meth:`close` set it to
             other memory.
         address: memory address of the map's first byte; 0 if :attr:`buffer` is not the map.
+        keep: writes a changed range to the file if :attr:`buffer` is a :class:`FileCopy`.
         store_timestamp: store time of the last message. The writer sets this attribute after its
             append.
         flushed_timestamp: store time of the last message that a flush has synced.
@@ -112,8 +117,10 @@ class MappedFile(FilePlace):
         abandon_in_children(self)
 
     def _use_buffer(self, pooled: memoryview | None) -> None:
-        self.buffer = pooled or (self._view if self._copy is None else self._copy.view)
+        copy = self._copy if pooled is None else None
+        self.buffer = pooled or (self._view if copy is None else copy.view)
         self.address = self._map_address if self.buffer is self._view else 0
+        self.keep = _keep_nothing if copy is None else copy.keep
 
     def _open(self, exclusive: bool) -> int:
         with self._disk.refusing(self.path):
@@ -210,11 +217,6 @@ class MappedFile(FilePlace):
         """Read the file's first bytes into :attr:`buffer`; see :meth:`FileCopy.load`."""
         if self._copy is not None:
             self._copy.load(length)
-
-    def keep(self, start: int, stop: int) -> None:
-        """Write a changed range to the file if :attr:`buffer` is a copy; see :class:`FileCopy`."""
-        if self._copy is not None and self._pooled is None:
-            self._copy.keep(start, stop)
 
     def allocate(self) -> None:
         """Allocate all blocks. Otherwise, on a full disk, a write to a hole of the map would end
@@ -351,8 +353,7 @@ class MappedFile(FilePlace):
 
     def _return_buffer(self) -> None:
         pooled = self._pooled
-        # Make ``buffer`` the map before the pool gets the old buffer, because another thread may
-        # read ``buffer`` at the same time.
+        # First make ``buffer`` the map, because another thread may read ``buffer`` at any time.
         self._use_buffer(None)
         self._pooled = None
         if pooled is not None and self._pool is not None:
