@@ -112,7 +112,7 @@ def after_verify(report: VerifyReport, store: str, config: str | None) -> str | 
 
 def after_error(error: BaseException, ctx: click.Context) -> str | None:
     """Return the next step after an error; None if the error's text already has a next step."""
-    from logquarry.log.links import BrokenLink
+    from logquarry.log.store_files import BrokenLink
 
     typed = words(ctx)
     store, config = _store(ctx), ctx.meta.get("logquarry.config")
