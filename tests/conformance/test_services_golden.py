@@ -15,7 +15,7 @@ import logquarry as lq
 from logquarry.format import frame
 from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.store.message_store import StoreWriter
-from logquarry.store.transaction.half import HALF_TOPIC, OP_TOPIC
+from logquarry.store.transaction.transaction import HALF_TOPIC, OP_TOPIC
 from logquarry.testing.clock import FakeClock
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.replay import message_of

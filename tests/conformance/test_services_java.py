@@ -14,7 +14,7 @@ import logquarry as lq
 from logquarry.format import broker_json, frame
 from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.store.state import transactions
-from logquarry.store.transaction.half import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
+from logquarry.store.transaction.transaction import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
 from tests.conformance.oracle import broker, require_oracle
 
 pytestmark = pytest.mark.java

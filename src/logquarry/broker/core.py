@@ -20,9 +20,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from logquarry.broker.clients import Clients
 from logquarry.broker.connection import Connection, Handler, Handshake, Request, SparingLog
-from logquarry.broker.counts import Counts
 from logquarry.broker.options import BrokerOptions, listen_error
-from logquarry.broker.tables import READ, Tables
+from logquarry.broker.tables import READ, Counts, Tables
 from logquarry.errors import UsageError
 from logquarry.format.broker_json import TopicConfig
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode

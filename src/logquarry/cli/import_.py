@@ -143,7 +143,7 @@ def _warn_of_service_topics(out: Output, imported: Imported) -> None:
     The old broker's progress is in config/, as queue offsets. An import keeps neither.
     """
     from logquarry.format import properties, timer
-    from logquarry.store.transaction.half import HALF_TOPIC
+    from logquarry.store.transaction.transaction import HALF_TOPIC
 
     again = (
         "a RocketMQ broker delivers all of them, also those that the old broker has already "

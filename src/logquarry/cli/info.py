@@ -1,29 +1,35 @@
-"""``logquarry info`` and ``report``: show the contents of a store, as text or as an HTML page."""
+"""``logquarry info`` and ``stats``: show a store's contents, and its numbers for monitoring."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from logquarry import text
-from logquarry.cli import options, outcome, output
+from logquarry.cli import options
+from logquarry.cli.outcome import end_incomplete, queue_list, read_store
 from logquarry.cli.output import Output
-from logquarry.cli.stats import STATES, end_incomplete, queue_list, read_store, sizes_text
-from logquarry.errors import CorruptStore, UnsupportedStore
+from logquarry.errors import CorruptStore, UnsupportedStore, UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from logquarry.config import StoreConfig
     from logquarry.format.checkpoint import Checkpoint
     from logquarry.log.layout import StoreLayout
-    from logquarry.repair.findings import VerifyReport
+    from logquarry.read.pops import Pops
     from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import Overview
-    from logquarry.store.state import Transactions
+    from logquarry.store.state import StoreState, Transactions
 
 _QUEUE_MEMBERS: Final = ("queue_id", "min_offset", "max_offset", "messages", "bytes")
+_STATES: Final = {
+    "closed": "shut down cleanly",
+    "live": "open: a process holds its lock",
+    "crashed": "not shut down cleanly: an abort file exists, and no process holds the lock",
+}
 
 
 @click.command()
@@ -82,7 +88,7 @@ def info(
             halves = read_transactions(opened)
         document = _document(opened, found, halves)
         if timers:
-            document["timers"] = timers_document(opened.layout)
+            document["timers"] = _timers_document(opened.layout)
         return found, document
 
     try:
@@ -205,7 +211,7 @@ def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
     length = log["max_offset"] - log["min_offset"]
     rows = [
         ["store", document["store"]],
-        ["state", STATES[found.state]],
+        ["state", _STATES[found.state]],
         [
             "log",
             f"{log['min_offset']} to {log['max_offset']}: {text.size_text(length)} in "
@@ -220,7 +226,7 @@ def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
         ],
         ["index", _index(document["index"])],
         ["checkpoint", _checkpoint_text(document["checkpoint"])],
-        ["file sizes", sizes_text(document["file_bytes"])],
+        ["file sizes", _sizes_text(document["file_bytes"])],
     ]
     rows += _feature_rows(document["features"])
     if document["ignored"]:
@@ -235,7 +241,7 @@ def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
         _show_transactions(out, document["transactions"])
     if document["timers"] is not None:
         out.line()
-        show_timers(out, document["timers"])
+        _show_timers(out, document["timers"])
 
 
 def _feature_rows(features: dict[str, Any]) -> list[list[str]]:
@@ -322,53 +328,7 @@ def _show_transactions(out: Output, halves: dict[str, Any]) -> None:
         out.table(["offset", "topic", "born", "checks"], rows, right="offset checks")
 
 
-# ------------------------------------------------------------------------------------------- report
-@click.command()
-@options.store
-@click.option(
-    "--html",
-    "target",
-    metavar="FILE",
-    required=True,
-    help="The file to write.",
-)
-@options.config
-@options.quiet
-def report(store: str, target: str, config: str | None, out: Output) -> None:
-    """Write one HTML page with charts, queues and findings.
-
-    A browser can show the page without a network. The command
-    needs the packages of logquarry[report].
-
-    Example: logquarry report /data/store --html report.html
-    """
-    from logquarry.report.page import store_report
-
-    found: list[VerifyReport] = []
-
-    settings = options.store_config(config)
-
-    def read(opened: MessageStore) -> tuple[Path, str]:
-        path = output.check_target(target, [store], settings)
-        found.clear()
-        page = store_report(
-            opened,
-            watch=lambda what: out.progress(what, in_bytes=True),
-            checked=found.append,
-        )
-        return path, page
-
-    (path, page), left_out = read_store(store, settings, read)
-    with output.staged(path) as file:
-        file.write(page.encode())
-    out.note(f"wrote {target}, {text.size_text(len(page.encode()))}")
-    step = outcome.after_verify(found[0], store, config)
-    if step is not None:
-        out.note(step)
-    end_incomplete(out, left_out)
-
-
-def timers_document(layout: StoreLayout) -> dict[str, Any]:
+def _timers_document(layout: StoreLayout) -> dict[str, Any]:
     """Make the member ``timers`` of ``info --json`` (docs/json.md)."""
     from logquarry.read.timers import check_or_none, precision, timers_of
 
@@ -392,7 +352,7 @@ def timers_document(layout: StoreLayout) -> dict[str, Any]:
     }
 
 
-def show_timers(out: Output, document: dict[str, Any]) -> None:
+def _show_timers(out: Output, document: dict[str, Any]) -> None:
     """Print the timer messages as a table."""
     out.line(out.style("timer messages", "bold"))
     out.line(
@@ -411,3 +371,119 @@ def show_timers(out: Output, document: dict[str, Any]) -> None:
     if rows:
         out.line()
         out.table(["due", "topic", "queue", "key", "offset"], rows, right="queue offset")
+
+
+# -------------------------------------------------------------------------------------------- stats
+@click.command()
+@options.store
+@click.option("--prometheus", is_flag=True, help="Print metrics in the text format of Prometheus.")
+@options.as_json
+@options.config
+@options.quiet
+def stats(store: str, prometheus: bool, as_json: bool, config: str | None, out: Output) -> None:
+    """Show a store's numbers for monitoring.
+
+    The numbers are offsets, bytes per topic, consumer lag and disk use. A broker may have the store
+    open. For counts and rates of puts and gets, call MessageStore.stats() in the writer's process.
+
+    Example: logquarry stats /data/store --prometheus
+    """
+    if prometheus and as_json:
+        raise UsageError("--json and --prometheus are two output formats; pass one of them")
+    from logquarry.read.pops import Pops, unacknowledged_pops
+
+    def read(opened: MessageStore) -> tuple[StoreState, str, str, str, Pops]:
+        # Read the state first, because it raises an error for a store with an unsupported feature.
+        # The metrics of such a store would only be empty.
+        stats = opened.stats()
+        state = stats.state
+        if prometheus:
+            from logquarry.metrics import prometheus_text
+
+            return state, opened.broker, opened.root, prometheus_text(opened, stats=stats), Pops(())
+        return state, opened.broker, opened.root, "", unacknowledged_pops(opened.layout)
+
+    settings = options.store_config(config)
+    with _no_collections():
+        (state, broker, root, metrics, pops), left_out = read_store(store, settings, read)
+        if prometheus:
+            out.jsonl(metrics.splitlines())
+        elif as_json:
+            # docs/json.md describes the document.
+            document = {"store": root, "broker": broker} | state.to_json()
+            more = {"unacknowledged_pops": pops.to_json(), "unreadable": queue_list(left_out)}
+            out.json(document | more)
+        else:
+            _show_stats(out, root, state)
+            _show_pops(out, pops)
+    if pops.hint is not None:
+        out.note(f"hint: {pops.hint}")
+    end_incomplete(out, left_out)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Context manager: stop Python's garbage collector.
+
+    A store can have a million of consumer groups. Without this, the collector takes half of the
+    time of the command, and finds nothing.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _show_stats(out: Output, root: str, state: StoreState) -> None:
+    length = state.max_offset - state.min_offset
+    oldest = "-"
+    if state.reserve_time_ms is not None:
+        stored = text.time_text(state.first_timestamp)
+        oldest = f"{stored}, {text.duration_text(state.reserve_time_ms)} ago"
+    ratio = state.commit_log_disk_ratio
+    rows = [
+        ("store", root),
+        ("state", _STATES[state.state]),
+        ("log", f"{state.min_offset} to {state.max_offset}: {text.size_text(length)}"),
+        ("oldest", oldest),
+        ("files", _sizes_text(state.file_bytes)),
+        ("disk", "unknown" if ratio is None else f"{ratio:.1%} full"),
+        ("behind", f"dispatch {_bytes(state.dispatch_behind)}, disk {_bytes(state.flush_behind)}"),
+    ]
+    out.facts(rows, 8)
+    if state.retained:
+        out.line()
+        topics = sorted(state.retained.items(), key=lambda item: (-item[1].bytes, item[0]))
+        table = [[name, f"{kept.messages:,}", text.size_text(kept.bytes)] for name, kept in topics]
+        out.table(["topic", "messages", "bytes"], table, right="messages bytes")
+    if state.consumer_lag:
+        out.line()
+        lags = ((lag.group, lag.topic, f"{lag.messages:,}") for lag in state.consumer_lag)
+        out.table(["group", "topic", "behind"], lags, right="behind")
+    if state.delay_levels:
+        out.line()
+        levels = [[one.level, one.delivered, one.max_offset] for one in state.delay_levels]
+        out.table(["delay level", "delivered", "max"], levels, right="delivered max")
+
+
+def _bytes(count: int | None) -> str:
+    return "unknown" if count is None else text.size_text(count)
+
+
+def _sizes_text(sizes: Mapping[str, int]) -> str:
+    """Format the bytes of each folder in one line."""
+    return ", ".join(f"{name} {text.size_text(size)}" for name, size in sizes.items())
+
+
+def _show_pops(out: Output, pops: Pops) -> None:
+    if pops.queues:
+        out.line()
+        rows = [
+            [q.group, q.topic, q.queue_id, f"{q.messages:,}", text.time_text(q.oldest)]
+            for q in pops.queues
+        ]
+        header = ["popped by group", "topic", "queue", "unacknowledged", "oldest pop"]
+        out.table(header, rows, right="queue unacknowledged")

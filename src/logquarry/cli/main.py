@@ -39,12 +39,12 @@ _MODULES: Final = {
     "export": "export",
     "import": "import_",
     "compact": "export",
-    "stats": "stats",
-    "report": "info",
+    "stats": "info",
+    "report": "report",
     "serve-master": "replication",
     "replicate": "replication",
     "broker": "broker",
-    "demo": "demo",
+    "demo": "report",
     "bench": "bench",
 }
 """For each command, the module of this package that defines it."""

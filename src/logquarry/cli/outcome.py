@@ -1,4 +1,5 @@
-"""The end of a command: its exit code, and the next step that it prints.
+"""The end of a command: its exit code, the next step that it prints, and the queues that it could
+not read.
 
 docs/command-line.md has a table of the exit codes. The next step is a command line with the path
 and options of the command that the user typed.
@@ -7,9 +8,9 @@ and options of the command that the user typed.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -21,13 +22,20 @@ from logquarry.errors import (
     LogquarryError,
     StoreNotFound,
     StoreUnavailable,
+    UnreadableFile,
     UnsupportedStore,
     UsageError,
 )
 
 if TYPE_CHECKING:
+    from logquarry.cli.output import Output
+    from logquarry.config import StoreConfig
+    from logquarry.read.log_queues import QueueKey
     from logquarry.repair.findings import VerifyReport
     from logquarry.repair.recover.plan import RecoveryMode
+    from logquarry.store.message_store import MessageStore
+
+_T = TypeVar("_T")
 
 
 class ExitCode(IntEnum):
@@ -112,7 +120,7 @@ def after_verify(report: VerifyReport, store: str, config: str | None) -> str | 
 
 def after_error(error: BaseException, ctx: click.Context) -> str | None:
     """Return the next step after an error; None if the error's text already has a next step."""
-    from logquarry.log.links import BrokenLink
+    from logquarry.log.store_files import BrokenLink
 
     typed = words(ctx)
     store, config = _store(ctx), ctx.meta.get("logquarry.config")
@@ -199,3 +207,44 @@ def _store(ctx: click.Context) -> str | None:
     if one is None and len(several) == 1:
         return several[0]
     return one
+
+
+# ------------------------------------------------------------------------- unreadable queues
+def read_store(
+    store: str, settings: StoreConfig | None, read: Callable[[MessageStore], _T]
+) -> tuple[_T, Mapping[QueueKey, str]]:
+    """Open a store and call ``read`` with it; leave out queues that the disk fails to read.
+
+    Returns:
+        The result of ``read``, and for each queue that was left out, the reason.
+    """
+    from logquarry.read.batch_queue import unreadable_queues
+    from logquarry.store.message_store import MessageStore
+
+    left_out: Mapping[QueueKey, str] = {}
+    with MessageStore.open(store, config=settings) as opened:
+        try:
+            return read(opened), left_out
+        except UnreadableFile:
+            left_out = unreadable_queues(opened.layout)
+            if not left_out:
+                raise
+    with MessageStore.open(store, config=settings) as opened:
+        opened.layout.left_out = left_out
+        return read(opened), left_out
+
+
+def queue_list(queues: Mapping[QueueKey, str]) -> list[dict[str, Any]]:
+    """Make the JSON list of the queues that were left out (docs/json.md)."""
+    return [
+        {"topic": topic, "queue_id": queue_id, "reason": reason}
+        for (topic, queue_id), reason in sorted(queues.items())
+    ]
+
+
+def end_incomplete(out: Output, left_out: Mapping[QueueKey, str]) -> None:
+    """Warn of each queue that was left out; if there is one, exit with the code for findings."""
+    for (topic, queue_id), reason in sorted(left_out.items()):
+        out.warn(f"left out: {topic} queue {queue_id}: {reason}")
+    if left_out:
+        click.get_current_context().exit(ExitCode.FINDINGS)

@@ -282,7 +282,7 @@ def replicate(
 
 
 def _await_master(out: Output, host: str, port: int, follows: SlaveOptions, *, ends: bool) -> None:
-    from logquarry.replication.answer import failed_attempts
+    from logquarry.replication.slave import failed_attempts
 
     noted = ""
     with out.status_line() as show:

@@ -17,7 +17,6 @@ from logquarry.log import kept_settings, store_files
 from logquarry.log.broker_version import Writer, find_writer
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem
 from logquarry.log.kept_settings import LostHead, find_lost_head, levels_of, read_durable
-from logquarry.log.links import is_folder_name, require_target
 from logquarry.log.location import not_a_store, open_filesystem
 from logquarry.log.log_names import (
     LogNames,
@@ -96,7 +95,7 @@ class StoreLayout:
             )
         for name in (store_files.COMMIT_LOG, store_files.CONSUME_QUEUE):
             if name not in present:
-                require_target(filesystem, name)
+                store_files.require_target(filesystem, name)
         if not present & {store_files.COMMIT_LOG, store_files.CONSUME_QUEUE}:
             error = not_a_store(
                 filesystem.root,
@@ -379,7 +378,7 @@ class StoreLayout:
         return FileSequence(files, store_files.size_of(files))
 
     def _queue_files(self, root: str, topic: str, queue_id: int) -> tuple[StoreFile, ...]:
-        named = is_folder_name(topic)
+        named = store_files.is_folder_name(topic)
         return self._folders.numbered(f"{root}/{topic}/{queue_id}") if named else ()
 
     @property

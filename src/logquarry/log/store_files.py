@@ -1,4 +1,5 @@
-"""Defines the names of a store's files, lists a store's folders, and infers the sizes of its files.
+"""Defines the names of a store's files, lists a store's folders, finds broken links in them, and
+infers the sizes of files.
 
 ::
 
@@ -15,13 +16,14 @@ from __future__ import annotations
 import logging
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 
 from logquarry.config import StoreConfig
+from logquarry.errors import StoreNotFound
 from logquarry.format import batch, java, queue_entry
 from logquarry.log.filesystem import Entry, FileSystem
 from logquarry.log.rocksdb import is_there
@@ -295,3 +297,50 @@ class StoreFolders:
 def _is_queue_id(name: str) -> bool:
     # Accept only names as RocketMQ writes them: a folder ``00`` is not queue 0.
     return _QUEUE_ID.fullmatch(name) is not None and java.INT_MIN <= int(name) <= java.INT_MAX
+
+
+# ------------------------------------------------------------------------------------ broken links
+# A store without the target of a link, such as a disk that is not mounted, looks like a store whose
+# messages are missing or expired.
+class BrokenLink(StoreNotFound):
+    """A folder or file of a store is a link to a path that does not exist."""
+
+
+def require_target(filesystem: FileSystem, path: str) -> None:
+    """Raise BrokenLink if a path below the root is a link whose target does not exist."""
+    target = filesystem.broken_link(path)
+    if target is not None:
+        raise BrokenLink(
+            f"{filesystem.full_path(path)}: it is a link to {target}, which does not exist:"
+            " mount that disk, or correct the link"
+        )
+
+
+def require_queue_links(
+    filesystem: FileSystem, topic: str, queue_id: int, files: Iterable[StoreFile] = ()
+) -> None:
+    """Raise BrokenLink if a queue's folder or one of its listed files is a broken link, and
+    StoreNotFound if one of ``files`` is a pipe or the like.
+    """
+    for file in files:
+        # The list of files has such a path as an empty file.
+        if not file.size and (wrong := filesystem.why_no_file(file.path)) is not None:
+            path = filesystem.full_path(file.path)
+            raise StoreNotFound(f"{path}: it {wrong}: move it out of the store")
+    if not is_folder_name(topic):
+        return
+    for root in (CONSUME_QUEUE, BATCH_QUEUE):
+        folder = f"{root}/{topic}/{queue_id}"
+        for path in (f"{root}/{topic}", folder):
+            require_target(filesystem, path)
+        for path in sorted(filesystem.dead_links):
+            parent, _, name = path.rpartition("/")
+            if parent == folder and is_offset_name(name):
+                require_target(filesystem, path)
+
+
+def is_folder_name(topic: str) -> bool:
+    """Whether a topic can be the name of a folder. The topic of an untrusted message must not lead
+    out of the store.
+    """
+    return topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic

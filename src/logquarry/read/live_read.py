@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -18,12 +18,13 @@ from logquarry.disk.file_place import LiveBounds
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.format import queue_entry
 from logquarry.format.batch import ENTRY_SIZE
+from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.readable import Unreadable, first_unreadable
 from logquarry.log.store_files import BATCH_QUEUE, NAME_DIGITS, FileSequence, StoreFile
-from logquarry.log.walk import LogReader
+from logquarry.log.walk import LogReader, Run
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Units
@@ -31,6 +32,37 @@ from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Uni
 _NO_BYTES: Final = memoryview(b"")
 _Files = tuple[tuple[int, ...], int, int]
 """The start of each file of the queue, the end of the queue, and the start of the log."""
+
+
+class ServedLog(Protocol):
+    """What the delivery and the checks use of an open store: its log and its queues."""
+
+    def queue_ids(self, topic: str) -> Iterable[int]:
+        """Return the queue ids of a topic."""
+
+    def queue(self, topic: str, queue_id: int) -> Queue | None:
+        """Return one queue; None if there is no such queue."""
+
+    def frame_at(self, offset: int) -> Frame | None:
+        """Return the frame at a physical offset; None if it is damaged or if there is none."""
+
+    def message(self, offset: int, size: int) -> Frame | None:
+        """Return the message of this size at a physical offset; None if it is damaged or
+        missing."""
+
+    def store_time_at(self, offset: int, size: int) -> int:
+        """Return the store time of the message at a physical offset; below 0 if there is none."""
+
+    def runs(self, start: int) -> Iterator[Run]:
+        """Read the undamaged frames from a physical offset on. The offset may be inside a frame."""
+
+    @property
+    def start(self) -> int:
+        """Physical offset at which the log starts."""
+
+    @property
+    def end(self) -> int:
+        """Physical offset at which the log ends."""
 
 
 class LiveLog(CommitLog):

@@ -1,4 +1,5 @@
 """The slave of replication: copies a master's log into its own store, and acknowledges the bytes.
+Before the slave's store is opened, :func:`failed_attempts` waits for the master.
 
 One thread receives, appends and checks bytes. If few bytes arrive at once, this thread also syncs
 them. If many bytes arrive at once, a second thread syncs them, so that the receiving thread does
@@ -14,7 +15,8 @@ import logging
 import selectors
 import ssl
 import threading
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -46,11 +48,12 @@ logger = logging.getLogger(__name__)
 
 ACKNOWLEDGE: Final = ("flushed", "received")
 _RECEIVE: Final = 4 << 20
+_ANSWER: Final = 4_096
 _READS: Final = 16
 _LARGE: Final = 256 << 10
 _SYNC_MS: Final = 20
 """Minimum number of milliseconds between two syncs while _LARGE bytes or more arrive at once."""
-CONNECT_SECONDS: Final = 5.0
+_CONNECT_SECONDS: Final = 5.0
 _LONGEST_WAIT_MS: Final = 1_000
 _END_SECONDS: Final = 600.0
 _LONG_SECONDS: Final = 3_600.0
@@ -285,7 +288,7 @@ class HaSlave(Worker):
 
     def _follow(self) -> Waits:
         request = self._replica.request()
-        connection = self._surroundings.connect(self._host, self._port, CONNECT_SECONDS)
+        connection = self._surroundings.connect(self._host, self._port, _CONNECT_SECONDS)
         try:
             name = self._options.server_name or self._host
             tls = self._options.tls
@@ -438,3 +441,59 @@ class HaSlave(Worker):
             # Ignore a broken connection here: the next read raises the error.
             with contextlib.suppress(OSError):
                 wire.send([machine.data_to_send()])
+
+
+# ------------------------------------------------------------------- before the store is opened
+def failed_attempts(host: str, port: int, options: SlaveOptions) -> Iterator[str]:
+    """Connect to a master until it answers a report. For each failed attempt, yield the reason.
+
+    The report has the offset 0, so it acknowledges nothing. ``replicate`` calls this function
+    before it opens the slave's store, because opening a store for writing changes files.
+    """
+    pause = options.first_pause
+    while True:
+        try:
+            _ask(host, port, options)
+        except (OSError, ProtocolViolation) as error:
+            yield f"{address_text((host, port))}: {error}"
+            time.sleep(pause)
+            pause = min(2 * pause, options.longest_pause)
+        else:
+            return
+
+
+def _ask(host: str, port: int, options: SlaveOptions) -> None:
+    """Return when the master has sent a valid answer."""
+    surroundings = Surroundings()
+    connection = surroundings.connect(host, port, _CONNECT_SECONDS)
+    with contextlib.ExitStack() as opened:
+        opened.callback(connection.close)
+        name = None if options.tls is None else options.server_name or host
+        wire = Wire(connection, tls=options.tls, server_name=name)
+        opened.callback(wire.close)
+        machine = SlaveConnection(0, surroundings.now_ms(), times=options.times)
+        selector = opened.enter_context(surroundings.selector())
+        selector.register(wire, wire.events)
+        buffer = memoryview(bytearray(_ANSWER))
+        while True:
+            if wire.is_ready or wire.handshake():
+                wire.send([machine.data_to_send()])
+                count = wire.receive_into(buffer)
+                if count is not None and _has_answered(machine, buffer[:count]):
+                    return
+            _require_open(machine.tick(surroundings.now_ms()))
+            wait = max(0, machine.next_tick_ms() - surroundings.now_ms())
+            selector.modify(wire, wire.events)
+            selector.select(wait / 1_000)
+
+
+def _has_answered(machine: SlaveConnection, data: memoryview) -> bool:
+    events = machine.receive_data(data, Surroundings().now_ms())
+    _require_open(events)
+    return bool(events)
+
+
+def _require_open(events: list[ha.SlaveEvent]) -> None:
+    for event in events:
+        if isinstance(event, ha.ConnectionEnded):
+            raise ProtocolViolation(event.reason)

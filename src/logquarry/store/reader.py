@@ -21,10 +21,9 @@ from logquarry.format.properties import parse_tags
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
-from logquarry.log.links import require_queue_links
 from logquarry.log.location import absolute
 from logquarry.log.open_files import OpenFiles
-from logquarry.log.store_files import StoreFile
+from logquarry.log.store_files import StoreFile, require_queue_links
 from logquarry.log.walk import LogReader
 from logquarry.message import Message
 from logquarry.read.batch_queue import open_queue

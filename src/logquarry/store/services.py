@@ -36,13 +36,18 @@ from logquarry.store.schedule.delivery import DelayedDelivery, Delays, DeliveryS
 from logquarry.store.schedule.progress import DelayProgress
 from logquarry.store.schedule.timers import TimerDelivery
 from logquarry.store.store_engine import StoreEngine
-from logquarry.store.transaction.checks import CheckReport, Listener, TransactionChecks
-from logquarry.store.transaction.half import HALF_TOPIC, half_message
-from logquarry.store.transaction.transaction import (
-    Transaction,
+from logquarry.store.transaction.checks import (
+    CheckReport,
+    Listener,
+    TransactionChecks,
     TransactionCheckService,
+)
+from logquarry.store.transaction.transaction import (
+    HALF_TOPIC,
+    Transaction,
     TransactionService,
     TransactionState,
+    half_message,
     key_of,
 )
 from logquarry.write.settling import PutFuture

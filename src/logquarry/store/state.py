@@ -30,7 +30,13 @@ from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.store.reads import StoreReads
 from logquarry.store.retention.rules import least_used
-from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, HalfCounter, ended_by
+from logquarry.store.transaction.transaction import (
+    GROUP,
+    HALF_TOPIC,
+    OP_TOPIC,
+    HalfCounter,
+    ended_by,
+)
 from logquarry.text import document
 
 ConsumerTable = Mapping[tuple[str, str], Mapping[int, int]]

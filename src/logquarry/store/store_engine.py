@@ -37,9 +37,8 @@ from logquarry.errors import StoreError, StoreNotFound, StoreUnavailable, UsageE
 from logquarry.format import properties as props
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import StoreLayout
-from logquarry.log.links import BrokenLink
 from logquarry.log.log_place import is_on
-from logquarry.log.store_files import ABORT, CHECKPOINT, COMMIT_LOG, CONSUME_QUEUE, LOCK
+from logquarry.log.store_files import ABORT, CHECKPOINT, COMMIT_LOG, CONSUME_QUEUE, LOCK, BrokenLink
 from logquarry.read.features import PROPERTY_CRC, find_features
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_queues import QueueKey, is_lmq

@@ -8,7 +8,7 @@ import pytest
 
 from logquarry.disk.service import Health, Service
 from logquarry.errors import StoreUnavailable
-from logquarry.store.transaction.transaction import TransactionCheckService
+from logquarry.store.transaction.checks import TransactionCheckService
 
 Run = Callable[[], bool | None]
 

@@ -11,7 +11,7 @@ import pytest
 from logquarry.errors import CorruptFile, StoreNotFound
 from logquarry.log.filesystem import Entry, LocalFileSystem
 from logquarry.log.rocksdb import RocksDb, lost_files
-from tests.unit.format.test_rocksdb_manifest import manifest, new_file
+from tests.unit.log.test_rocksdb_manifest import manifest, new_file
 
 
 def test_no_temporary_folder_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

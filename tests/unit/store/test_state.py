@@ -17,7 +17,7 @@ from logquarry.read.queue import Units
 from logquarry.store.message_store import StoreWriter
 from logquarry.store.overview import count_log, overview
 from logquarry.store.state import DelayLevel, GroupLag, TopicStats
-from logquarry.store.transaction.half import HALF_TOPIC, HalfCounter
+from logquarry.store.transaction.transaction import HALF_TOPIC, HalfCounter
 from tests.helpers.small_store import NOW, config
 
 FILE = 16_384

@@ -8,11 +8,11 @@ records of the loads.
 If the process crashes after it has written the intent, ``intent.json`` remains. When a writer opens
 the store the next time (:func:`pending_load`):
 
-- If all segments are intact, the writer appends the frames that the log still lacks
-  (:mod:`logquarry.store.load.search`). After a power cut, a frame may have zeros in its topic or
-  properties, which no CRC covers. Before the writer appends, it copies such a frame and all bytes
-  after it to quarantine, and truncates the log there. It does not truncate the log if another
-  program may have written to the store since the load began.
+- If all segments are intact, the writer appends the frames that the log still lacks. After a power
+  cut, a frame may have zeros in its topic or properties, which no CRC covers. Before the writer
+  appends, it copies such a frame and all bytes after it to quarantine, and truncates the log there.
+  It does not truncate the log if another program may have written to the store since the load
+  began.
 - If a segment is missing or damaged, but the log has all frames of the load, the writer only writes
   the ledger.
 - Otherwise the writer copies the load's bytes to quarantine, and truncates the log to the load's
@@ -32,29 +32,38 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.errors import CorruptFile, StoreUnavailable
-from logquarry.format.arrays import SIZE
+from logquarry.format import put_frames
+from logquarry.format.arrays import POSITION, SIZE
 from logquarry.log.columns import suspect_rows
 from logquarry.log.kept_settings import read_durable
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CHECKPOINT, CONSUME_QUEUE, DURABLE, INTENT, LOADS
-from logquarry.log.walk import BlankSpan, LogReader, Run
+from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.repair.recover.apply import apply_safe
 from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.recover.store_folders import check_queue_folder, restore_names
 from logquarry.store.load.ledger import Intent, Ledger, LoadId
-from logquarry.store.load.search import Found, StagedLoad, find_frames
-from logquarry.store.load.segment import Segment, SegmentReader, StagedWriter
+from logquarry.store.load.segment import (
+    Segment,
+    SegmentReader,
+    StagedLoad,
+    StagedWriter,
+    same_frames,
+)
 from logquarry.units import Clock
 
 logger = logging.getLogger(__name__)
 
 _STEP: Final = 8 << 20
+_UNKNOWN: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +153,7 @@ class Loads:
                 self.ledger.begin(intent)
             found = _find(self.root, config, intent, stop=end, durable=end)
             log_start = self.log.bases[0] if self.log.bases else intent.start
-            if found.is_unsure and log_start > intent.start:
+            if found.lost is not None and log_start > intent.start:
                 raise StoreUnavailable(
                     f"{self.root}: a load that began at {intent.start} cannot be finished: the log "
                     f"begins at {log_start} now, and does not show how much of the load it had. "
@@ -249,14 +258,6 @@ def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> P
     return Pending(intent, config, is_whole=False)
 
 
-def _find(
-    root: Path, config: StoreConfig, intent: Intent, *, stop: int | None = None, durable: int
-) -> Found:
-    layout = StoreLayout.open(root, config)
-    with closing(StagedLoad(intent.folder(root), intent.segments)) as load:
-        return find_frames(layout, load, intent.start, stop=stop, durable=durable)
-
-
 def _runs(layout: StoreLayout, position: int, *, resync: bool = False) -> Iterator[Run]:
     """Yield the frames from a physical offset on, up to damage or the log's end."""
     for event in LogReader(layout).events(position, resync=resync):
@@ -335,3 +336,129 @@ def _truncate(root: Path, config: StoreConfig, disk: Disk, clock: Clock, offset:
         finally:
             checkpoint.close()
     apply_safe(plan_safe(root, config, end=offset), disk, clock)
+
+
+# --------------------------------------------------------------------- the load's frames in the log
+# A load appends its frames in order. Other messages can be between these frames, because the open
+# store also delivers delayed messages, and other threads may put messages. A part of the log can
+# also be damaged later. After damage, the search compares the following frames of the log with the
+# rest of the load. If one of these frames is in the load, the log once had all earlier frames of
+# the load too.
+class _Search:
+    """Finds which frames of a load are in the log.
+
+    Attributes:
+        place: place of the first frame that the log lacks (:class:`StagedLoad`).
+        torn: physical offset of this frame if the log has only a part of it: a power cut has left
+            zeros in its topic or properties, which no CRC covers. None if the log has no part.
+        lost: bytes that the log lost since the last frame that was found; None without a loss. If
+            it is not None, the log may once have had further frames of the load.
+    """
+
+    def __init__(self, load: StagedLoad, durable: int) -> None:
+        self.load = load
+        self.durable = durable
+        self.place = 0
+        self.torn: int | None = None
+        self.lost: int | None = None
+        self._behind_damage: int | None = None
+
+    def lose(self, size: int) -> None:
+        """Record that the log lost bytes here. ``size`` is their number, or _UNKNOWN.
+
+        If no frame was found since the previous loss, the total becomes _UNKNOWN.
+        """
+        self.lost = size if self.lost is None else _UNKNOWN
+        is_known = self.lost != _UNKNOWN
+        self._behind_damage = self.load.after(self.place, self.lost) if is_known else None
+
+    def take(self, run: Run) -> bool:
+        """Compare frames of the log; return whether to continue."""
+        first = run.window.base
+        there = run.window.data.data[: run.end - first]
+        starts, sizes = run.rows[:, POSITION].astype(np.int64), run.rows[:, SIZE]
+        row = 0
+        while row < len(starts) and self.place < self.load.end:
+            at = int(starts[row])
+            other = there[at : at + int(sizes[row])]
+            if self.lost is not None:
+                row += 1
+                self._resume(other)
+                continue
+            frames, start = self.load.frames(self.place)
+            done, behind = same_frames(frames, start, there, at)
+            if done > start:
+                self.place += done - start
+                row = int(np.searchsorted(starts, behind))
+                continue
+            frame = self.load.frame(self.place)
+            row += 1
+            if other[: put_frames.BODY_CRC_END] != frame[: put_frames.BODY_CRC_END]:
+                row += _others(run, row, frame)
+            elif not put_frames.is_torn(frame, other):
+                # This is either another message with an equal body, or the wanted frame with damage
+                # that no CRC covers. The next frame of the load shows which of the two it is.
+                self.lose(len(other) if put_frames.same_head(frame, other) else _UNKNOWN)
+            elif first + at >= self.durable:
+                self.torn = first + at
+                return False
+            else:
+                self.place += len(other)
+        return self.place < self.load.end
+
+    def _resume(self, other: memoryview) -> None:
+        """Search the rest of the load for ``other``, a frame that follows damage in the log."""
+        # If the load has several frames that equal this one, only the size of the damage shows
+        # which of them it is.
+        place = self._behind_damage
+        if place is None or not put_frames.same(self.load.frame(place), other):
+            place = self.load.find(other, self.place)
+        if place is not None:
+            self.place = place + len(other)
+            self.lost = self._behind_damage = None
+
+
+def _others(run: Run, row: int, wanted: memoryview) -> int:
+    """Count the frames from a row on, before the first one that can be the wanted frame.
+
+    Such a frame has the wanted frame's size and body CRC.
+    """
+    starts, sizes = run.rows[row:, POSITION].astype(np.int64), run.rows[row:, SIZE]
+    numbers = np.flatnonzero(sizes == len(wanted))
+    fields = np.frombuffer(wanted[: put_frames.BODY_CRC_END], np.uint8)
+    heads = run.window.data[starts[numbers][:, None] + np.arange(len(fields))]
+    likely = numbers[(heads == fields).all(axis=1)]
+    return int(likely[0]) if len(likely) else len(sizes)
+
+
+def _find(
+    root: Path, config: StoreConfig, intent: Intent, *, stop: int | None = None, durable: int
+) -> _Search:
+    """Find the first frame of a load that the log lacks.
+
+    Args:
+        stop: physical offset at which the log ends; by default, it ends after its last message.
+        durable: the durable offset. A frame before this offset that looks torn counts as present:
+            the whole frame was once on the disk, so its zeros are later damage.
+    """
+    layout = StoreLayout.open(root, config)
+    log = layout.commit_log
+    with closing(StagedLoad(intent.folder(root), intent.segments)) as load:
+        search = _Search(load, durable)
+        if log.start > intent.start:
+            search.lose(_UNKNOWN)
+        for event in LogReader(layout).events(intent.start, stop):
+            if isinstance(event, LogEnd) or search.place >= load.end:
+                break
+            if isinstance(event, ExpiredSpan):
+                search.lose(_UNKNOWN)
+            elif isinstance(event, DamagedSpan):
+                search.lose(event.length)
+            elif isinstance(event, BlankSpan):
+                file = log.at(event.offset)
+                # A recovery puts a blank in place of a lost file.
+                if search.lost is not None or (file is not None and file.base == event.offset):
+                    search.lose(_UNKNOWN)
+            elif not search.take(event):
+                break
+    return search

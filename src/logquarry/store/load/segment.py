@@ -1,4 +1,5 @@
-"""A staged segment: a file of frames for one store, written by one task, and appended to the log.
+"""Staged segments: files of frames for one store, each written by one task. This module writes
+segments, reads them, and appends their frames to the log.
 
 ::
 
@@ -17,9 +18,13 @@ import json
 import os
 import re
 import struct
+import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -239,6 +244,84 @@ class SegmentReader:
             self.frames.data.release()
         with suppress(BufferError):
             self._view.release()
+
+
+class StagedLoad:
+    """The staged frames of a load, in the order of its segments. One segment at a time is open.
+
+    The place of a frame is the total size of the frames before it, in all segments together.
+
+    Attributes:
+        end: the place after the last frame.
+    """
+
+    def __init__(self, folder: Path, segments: Sequence[Segment]) -> None:
+        self._folder = folder
+        self._segments = segments
+        self._ends = list(accumulate(segment.bytes for segment in segments))
+        self.end = self._ends[-1] if segments else 0
+        self._open: tuple[int, SegmentReader] | None = None
+
+    def close(self) -> None:
+        """Close the open segment."""
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+    def frames(self, place: int) -> tuple[StagedFrames, int]:
+        """Return the frames of the segment that contains a place, and the position of the place in
+        it. The frames are valid until the next call.
+        """
+        number = bisect_right(self._ends, place)
+        segment = self._segments[number]
+        if self._open is None or self._open[0] != number:
+            self.close()
+            # The caller has verified the CRCs before.
+            self._open = number, SegmentReader(self._folder, segment, check=False)
+        return self._open[1].frames, place - self._ends[number] + segment.bytes
+
+    def frame(self, place: int) -> memoryview:
+        """Return the frame at a place."""
+        frames, start = self.frames(place)
+        size = put_frames.size_at(frames.data, start)
+        return frames.data[start : start + (size or 0)]
+
+    def after(self, place: int, size: int) -> int | None:
+        """Skip whole frames of ``size`` bytes in total; return the place after them. Return None if
+        no whole frames have this total size, or if no frame follows them.
+        """
+        end = place + size
+        while place < min(end, self.end) and (frame := self.frame(place)):
+            place += len(frame)
+        return place if place == end < self.end else None
+
+    def find(self, other: memoryview, place: int) -> int | None:
+        """Search from a place on; return the place of the first frame that equals ``other``."""
+        places, keys, order = self._index
+        key = _key(other)
+        low, high = (int(np.searchsorted(keys, key, side)) for side in ("left", "right"))
+        for found in places[np.sort(order[low:high])].tolist():
+            if found >= place and put_frames.same(self.frame(found), other):
+                return int(found)
+        return None
+
+    @cached_property
+    def _index(self) -> tuple[Int64, Int64, Int64]:
+        # Three arrays: the place of each frame, in the order of the load; the sorted keys of the
+        # frames; and, for each of these keys, the number that its frame has in the load. Only a
+        # search after damage needs these arrays.
+        places, keys, place = [], [], 0
+        while place < self.end and (frame := self.frame(place)):
+            places.append(place)
+            keys.append(_key(frame))
+            place += len(frame)
+        each = np.array(keys, np.int64)
+        order = np.argsort(each, kind="stable")
+        return np.array(places, np.int64), each[order], order
+
+
+def _key(data: memoryview) -> int:
+    return len(data) << 32 | zlib.crc32(put_frames.text_of(data))
 
 
 @dataclass(eq=False)

@@ -33,7 +33,7 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
 from logquarry.read.timers import QUEUE_ID, timers_of
 from logquarry.store.consumer.group import RETRY_PREFIX
-from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_by
+from logquarry.store.transaction.transaction import GROUP, HALF_TOPIC, OP_TOPIC, ended_by
 
 DELAYED: Final = "(delayed messages that are not delivered)"
 """Value of :attr:`Unread.group` for delayed messages that were not delivered yet."""

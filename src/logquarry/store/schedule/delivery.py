@@ -33,6 +33,7 @@ from logquarry.format import properties as props
 from logquarry.format.arrays import Int64
 from logquarry.format.frame import Frame
 from logquarry.message import Message
+from logquarry.read.live_read import ServedLog
 from logquarry.read.queue import Queue, Units, has_message
 from logquarry.store.schedule.progress import (
     UNKNOWN,
@@ -42,7 +43,6 @@ from logquarry.store.schedule.progress import (
     advance,
     due_message,
 )
-from logquarry.store.transaction.half import ServedLog
 from logquarry.text import counted
 
 logger = logging.getLogger(__name__)

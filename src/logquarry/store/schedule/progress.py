@@ -20,7 +20,7 @@ from logquarry.log.columns import frames_with_property
 from logquarry.log.store_files import SIDECAR
 from logquarry.log.walk import Run
 from logquarry.message import Message, put_again
-from logquarry.store.transaction.half import HALF_TOPIC
+from logquarry.store.transaction.transaction import HALF_TOPIC
 from logquarry.systems import read_file
 
 

@@ -36,12 +36,12 @@ from logquarry.format import timer
 from logquarry.format.timer import TimerCheck
 from logquarry.log.store_files import SIDECAR
 from logquarry.message import Message, put_again
+from logquarry.read.live_read import ServedLog
 from logquarry.read.queue import Queue
 from logquarry.read.timers import QUEUE_ID, Known, Timer, Timers, find_timers
 from logquarry.repair.audit.timer_files import write_timer_files
 from logquarry.store.schedule.delivery import AT_ONCE, BYTES_AT_ONCE, Delivery, PutInOrder
 from logquarry.store.schedule.progress import INVALID_JSON
-from logquarry.store.transaction.half import ServedLog
 from logquarry.systems import read_file
 
 logger = logging.getLogger(__name__)

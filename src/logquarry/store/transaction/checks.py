@@ -41,16 +41,28 @@ import numpy as np
 
 from logquarry.config import StoreConfig
 from logquarry.disk.config_file import ConsumerOffsets
-from logquarry.errors import MessageRejected, UsageError
+from logquarry.disk.service import Clock, Health, Service, monotonic_ms
+from logquarry.errors import MessageRejected, StoreUnavailable, UsageError
 from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.arrays import POSITION
 from logquarry.format.frame import Frame
 from logquarry.message import Message
+from logquarry.read.live_read import ServedLog
 from logquarry.read.queue import Queue
-from logquarry.store.transaction import half as halves
-from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ServedLog
-from logquarry.store.transaction.transaction import Append, TransactionService, TransactionState
+from logquarry.store.transaction.transaction import (
+    GROUP,
+    HALF_TOPIC,
+    OP_TOPIC,
+    Append,
+    TransactionService,
+    TransactionState,
+    destination,
+    ended_halves,
+    frame_of,
+    given_up,
+    put_back,
+)
 from logquarry.stored_message import StoredMessage
 from logquarry.text import counted
 from logquarry.write.put_result import PutResult
@@ -59,6 +71,8 @@ logger = logging.getLogger(__name__)
 
 _MS: Final = 1_000
 _HOUR_MS: Final = 3_600_000
+_LOOK_MS: Final = 500
+"""Pause, in ms, between two readings of the store's clock; short, because a test may advance it."""
 
 _Identity = tuple[str | None, str | None]
 """Topic and UNIQ_KEY of the message for which a half message was put."""
@@ -200,7 +214,7 @@ class TransactionChecks:
             return found
         for op_offset, entry in ops.entries(op_start):
             op = self.log.frame_at(entry.physical_offset)
-            names = [] if op is None else halves.ended_halves(op)
+            names = [] if op is None else ended_halves(op)
             for offset in names:
                 if offset < start:
                     found.old.add(offset)
@@ -287,7 +301,7 @@ class TransactionChecks:
                 "abandoned the transaction at physical offset %d: checked %s, %d ms old",
                 *(half.physical_offset, counted(times, "time"), age),
             )
-            if self._append_half(half, halves.given_up(half)) is None:
+            if self._append_half(half, given_up(half)) is None:
                 return False
             report.given_up += 1
             return True
@@ -305,9 +319,9 @@ class TransactionChecks:
     def _put_back(
         self, half: Frame, *, check_times: int | None = None, first_offset: int | None = None
     ) -> Frame | None:
-        message = halves.put_back(half, check_times=check_times, first_offset=first_offset)
+        message = put_back(half, check_times=check_times, first_offset=first_offset)
         result = self._append_half(half, message)
-        return None if result is None else halves.frame_of(message, result)
+        return None if result is None else frame_of(message, result)
 
     def _append_half(self, half: Frame, message: Message) -> PutResult | None:
         """Put a copy of a half message; None if the store rejects it, such as for its size."""
@@ -325,7 +339,7 @@ class TransactionChecks:
         """Ask the listener, and do what it decides; return whether the transaction has ended."""
         report = round_.report
         try:
-            topic, queue_id = halves.destination(half)
+            topic, queue_id = destination(half)
         except MessageRejected as error:
             logger.error("a transaction cannot be checked: %s", error)
             report.unknown += 1
@@ -443,3 +457,34 @@ def _immunity_ms(values: dict[str, str]) -> int | None:
     text = values.get(props.CHECK_IMMUNITY_TIME)
     seconds = java.NO_NUMBER if text is None else java.digits(text)
     return None if seconds == java.NO_NUMBER else seconds * _MS
+
+
+class TransactionCheckService(Service):
+    """The thread that runs a check after each interval (``TransactionalMessageCheckService``). The
+    first check runs one interval after the start.
+
+    An interval has ended if either the store's clock or the machine's monotonic clock shows this.
+    The store's clock alone is not enough, because it may be set back.
+    """
+
+    retried = (StoreUnavailable,)
+
+    def __init__(
+        self, check: Callable[[], object], health: Health, *, interval_ms: int, clock: Clock
+    ) -> None:
+        super().__init__("transaction-check", health, interval_ms=min(interval_ms, _LOOK_MS))
+        self._check = check
+        self._pause_ms = interval_ms
+        self._clocks = clock, monotonic_ms
+        self._due = self._next()
+
+    def _next(self) -> list[int]:
+        return [clock() + self._pause_ms for clock in self._clocks]
+
+    def run_once(self) -> bool:
+        """Run a check if the interval has ended."""
+        if all(clock() < due for clock, due in zip(self._clocks, self._due, strict=True)):
+            return False
+        self._due = self._next()
+        self._check()
+        return True

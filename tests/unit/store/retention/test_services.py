@@ -20,7 +20,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.repair.verification import verify_store
 from logquarry.store.message_store import StoreWriter
 from logquarry.store.retention.rules import DELAYED, OPEN
-from logquarry.store.transaction.half import HALF_TOPIC
+from logquarry.store.transaction.transaction import HALF_TOPIC
 from logquarry.testing.clock import FakeClock
 
 NOW = 1_700_000_000_000

@@ -13,7 +13,7 @@ from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.format import broker_json
 from logquarry.message import Message
 from logquarry.store.transaction.checks import CheckReport, OpenTransaction
-from logquarry.store.transaction.half import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
+from logquarry.store.transaction.transaction import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
 from logquarry.testing.clock import FakeClock
 from logquarry.write.put_result import PutResult
 from tests.helpers.transaction_stores import (

@@ -10,7 +10,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import MessageRejected, StoreUnavailable, UsageError
-from logquarry.store.transaction.half import OP_TOPIC
+from logquarry.store.transaction.transaction import OP_TOPIC
 from logquarry.testing.clock import FakeClock
 from tests.helpers.transaction_stores import (
     NOW,

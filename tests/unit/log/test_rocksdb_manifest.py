@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.format.rocksdb_manifest import table_name, table_numbers
+from logquarry.log.rocksdb import table_name, table_numbers
 
 BLOCK = 32_768
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4

@@ -1,4 +1,7 @@
-"""``logquarry demo``: export and check a store of a real RocketMQ broker, and write a report."""
+"""``logquarry report`` and ``demo``: write an HTML page about a store.
+
+The store of ``demo`` is from a real RocketMQ broker. The command also exports and checks it.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,64 @@ from typing import TYPE_CHECKING
 import click
 
 from logquarry import text
-from logquarry.cli import options, output, spark
+from logquarry.cli import options, outcome, output, spark
 from logquarry.cli.output import Output
 from logquarry.errors import LogquarryError
 
 if TYPE_CHECKING:
     from logquarry.repair.findings import VerifyReport
     from logquarry.spark.parquet import Summary
+    from logquarry.store.message_store import MessageStore
 
 _STORE = "real-broker"
 
 
+@click.command()
+@options.store
+@click.option(
+    "--html",
+    "target",
+    metavar="FILE",
+    required=True,
+    help="The file to write.",
+)
+@options.config
+@options.quiet
+def report(store: str, target: str, config: str | None, out: Output) -> None:
+    """Write one HTML page with charts, queues and findings.
+
+    A browser can show the page without a network. The command
+    needs the packages of logquarry[report].
+
+    Example: logquarry report /data/store --html report.html
+    """
+    from logquarry.report.page import store_report
+
+    found: list[VerifyReport] = []
+
+    settings = options.store_config(config)
+
+    def read(opened: MessageStore) -> tuple[Path, str]:
+        path = output.check_target(target, [store], settings)
+        found.clear()
+        page = store_report(
+            opened,
+            watch=lambda what: out.progress(what, in_bytes=True),
+            checked=found.append,
+        )
+        return path, page
+
+    (path, page), left_out = outcome.read_store(store, settings, read)
+    with output.staged(path) as file:
+        file.write(page.encode())
+    out.note(f"wrote {target}, {text.size_text(len(page.encode()))}")
+    step = outcome.after_verify(found[0], store, config)
+    if step is not None:
+        out.note(step)
+    outcome.end_incomplete(out, left_out)
+
+
+# --------------------------------------------------------------------------------------------- demo
 @click.command()
 @click.option(
     "--to",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import logquarry as lq
 from logquarry.broker import Broker
-from logquarry.broker.counts import Counts
+from logquarry.broker.tables import Counts
 from tests.helpers.broker_client import SMALL, Client, play
 
 
