@@ -18,9 +18,9 @@ from logquarry.log.frames import guided
 from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import Stretch, StretchReader, tiles
 from logquarry.log.walk import LogEnd, LogReader, Run
+from logquarry.repair.audit.runs import SoundReader
 from logquarry.repair.salvage.salvage import salvage_store
 from logquarry.repair.verification import verify_store
-from logquarry.spark.repair import SoundReader
 from tests.conformance.rocketmq5 import Copied, expected_offsets, state_of
 from tests.helpers.command import run
 from tests.helpers.files import flip, overwrite

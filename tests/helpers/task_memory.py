@@ -20,12 +20,12 @@ from logquarry.ingest.staging import LoadPlan, Staged, Stager, by_broker
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import LOADS
 from logquarry.read.store_sizes import with_sizes
+from logquarry.repair.audit.runs import SoundReader
 from logquarry.repair.rebuild import parts
 from logquarry.spark.lakehouse.write import TableWriter
 from logquarry.spark.options import parse_read_options
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import write_task
-from logquarry.spark.repair import SoundReader
 from logquarry.spark.tasks import ReadTask, plan_tasks, read_batches
 from logquarry.store.load.ledger import LoadId
 

@@ -15,13 +15,12 @@ from logquarry.config import StoreConfig
 from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import stretches_ahead, tiles
 from logquarry.repair import verification
-from logquarry.repair.audit.evidence import FrameFacts, SoundParts
 from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.index_entries import EntryStream
 from logquarry.repair.audit.queues import QueuesAudit
+from logquarry.repair.audit.runs import FrameFacts, SoundParts, SoundReader
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.verification import verify_store
-from logquarry.spark.repair import SoundReader
 from tests.helpers.damage import damaged
 from tests.helpers.hypothesis_profiles import costly
 from tests.helpers.store_maker import StoreMaker

@@ -37,10 +37,10 @@ from logquarry.read.log_end import LostMessages, known_damage, log_bound, lost_m
 from logquarry.read.store_sizes import require_own_settings, with_entry_rules
 from logquarry.repair import verify_files
 from logquarry.repair.audit.differences import FileFault, SpanSet, file_differences
-from logquarry.repair.audit.evidence import FrameFacts, SoundParts, audited
 from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.log import LogAudit, are_stale_bytes, find_bounds
 from logquarry.repair.audit.other_queues import StoreQueuesAudit
+from logquarry.repair.audit.runs import FrameFacts, SoundParts, audited
 from logquarry.repair.audit.timer_files import timer_faults
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.recover.loss import LossSearch, replaced_files

@@ -37,8 +37,8 @@ from logquarry.log.splits import tiles
 from logquarry.log.store_files import CONSUME_QUEUE, INDEX, SIDECAR
 from logquarry.log.walk import Run
 from logquarry.read.log_queues import QueueKey
-from logquarry.repair.audit.evidence import audited
 from logquarry.repair.audit.harmed_ids import Moved, placed
+from logquarry.repair.audit.runs import audited
 from logquarry.repair.rebuild import parts
 from logquarry.repair.rebuild.build import (
     BuildJob,

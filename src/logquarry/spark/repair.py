@@ -3,9 +3,10 @@
 The rebuild of queues and index is in the module `rebuilding`.
 
 To verify, each task reads a part of a log, or an index file. For a part of a log, it returns the
-ranges in which all frames are valid and have the right entries in queues and index. The driver then
-verifies each store, but does not read these ranges again. The findings equal those of a
-verification without Spark. To salvage, each task salvages one store.
+ranges in which all frames are valid and have the right entries in queues and index
+(:mod:`logquarry.repair.audit.runs`). The driver then verifies each store, but does not read these
+ranges again. The findings equal those of a verification without Spark. To salvage, each task
+salvages one store.
 """
 
 from __future__ import annotations
@@ -22,15 +23,10 @@ from typing import TYPE_CHECKING, Any, Final
 from logquarry.config import StoreConfig
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import Stores, as_paths, broker_names, find_stores, local_folder
-from logquarry.log.open_files import OpenFiles
-from logquarry.log.splits import STRETCH_BYTES, StretchReader, tiles
+from logquarry.log.splits import tiles
 from logquarry.log.store_files import INDEX
-from logquarry.read.index import Index
-from logquarry.read.store_sizes import with_entry_rules
-from logquarry.repair.audit.evidence import FrameFacts, SoundEntries, SoundParts
 from logquarry.repair.audit.index import IndexAudit
-from logquarry.repair.audit.index_entries import EntryStream, IndexEntries
-from logquarry.repair.audit.queues import QueuesAudit
+from logquarry.repair.audit.runs import FrameFacts, SoundParts, SoundReader
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.salvage.salvage import Salvaged, salvage_store
 from logquarry.repair.salvage.target import check_target, settle
@@ -68,8 +64,6 @@ def _places(
 
 
 # ------------------------------------------------------------------------------------------ verify
-# Tasks report only runs without any difference. The driver reads all other parts, so its findings
-# do not depend on the number of tasks.
 _INDEX_WEIGHT: Final = 1 << 20
 
 
@@ -143,44 +137,6 @@ def _verify_tasks(place: _Place, layout: StoreLayout, split_size: int) -> list[_
         for entry in layout.index_files
         if entry.size
     ]
-
-
-class SoundReader:
-    """Finds the runs whose entries in queues and index are all right. Not thread-safe."""
-
-    def __init__(self, layout: StoreLayout, stretch_bytes: int = STRETCH_BYTES) -> None:
-        self.layout = layout = with_entry_rules(layout)
-        self._bytes = stretch_bytes
-        self._reader = StretchReader(layout)
-        self._queues = QueuesAudit(layout)
-        files = OpenFiles(layout)
-        index = Index(layout, files=files)
-        self._entries = IndexEntries(index.files, files, layout.commit_log.start)
-
-    def read(self, start: int, stop: int) -> list[FrameFacts]:
-        """Return the runs without a difference that begin in a range of one file."""
-        found: list[FrameFacts] = []
-        make = partial(FrameFacts, self.layout.config)
-        for run in self._reader.read_all(start, stop, self._bytes, make):
-            run.sound = self._sound(run)
-            run.parts.clear()
-            if run.sound is not None and not (found and found[-1].join(run)):
-                found.append(run)
-        return found
-
-    def _sound(self, run: FrameFacts) -> SoundEntries | None:
-        """Return the entries of a run; None if an entry is missing or wrong."""
-        queues = self._queues.sound_ranges(parts for _, parts in run.parts)
-        if queues is None:
-            return None
-        first = self._entries.first_from(run.start)
-        stream = EntryStream(self._entries, first)
-        for followed, _ in run.parts:
-            places = followed.requests.physical_offset[followed.key_numbers]
-            stream.take(places, followed.key_hashes)
-            if stream.is_broken:
-                return None
-        return SoundEntries(queues, (first, stream.place))
 
 
 _last: tuple[tuple[str, int], SoundReader] | None = None

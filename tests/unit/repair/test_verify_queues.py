@@ -136,7 +136,7 @@ def test_stretches_without_number_end_in_one_finding(one_log_file: Path) -> None
 def test_a_stretch_goes_on_from_chunk_to_chunk(
     one_log_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("logquarry.repair.audit.evidence._CHUNK", 7)
+    monkeypatch.setattr("logquarry.repair.audit.queue_evidence._CHUNK", 7)
     test_queue_files_under_the_names_of_later_ones_are_found(one_log_file)
 
 

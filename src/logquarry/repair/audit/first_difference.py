@@ -38,10 +38,10 @@ from logquarry.repair.audit.differences import (
     may_stay,
     names_damage,
 )
-from logquarry.repair.audit.evidence import EntryFacts, audited
 from logquarry.repair.audit.expired_queues import bridges, cut_bridges
 from logquarry.repair.audit.harmed_ids import HarmedIds
 from logquarry.repair.audit.right_offsets import RightBases, RightOffsets, epochs
+from logquarry.repair.audit.runs import EntryFacts, audited
 from logquarry.text import counted
 from logquarry.write.message_rules import queue_name_fault
 

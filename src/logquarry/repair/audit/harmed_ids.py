@@ -32,7 +32,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import LMQ_PREFIX, QueueKey
 from logquarry.read.queue import Queue, Units
 from logquarry.repair.audit.differences import TagsRule, same_entries
-from logquarry.repair.audit.evidence import entries_at, has_entries
+from logquarry.repair.audit.queue_evidence import entries_at, has_entries
 from logquarry.write.queue_writer import QueuePart, is_batch
 
 NotedEntries = Mapping[QueueKey, Mapping[int, QueueEntry]]

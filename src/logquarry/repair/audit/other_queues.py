@@ -41,8 +41,8 @@ from logquarry.repair.audit.differences import (
     and_more,
     queue_name,
 )
-from logquarry.repair.audit.evidence import SeenMessages
 from logquarry.repair.audit.first_difference import BATCH_FIELDS, same_batches
+from logquarry.repair.audit.queue_evidence import SeenMessages
 from logquarry.repair.audit.queues import QueuesAudit
 from logquarry.repair.audit.right_offsets import NO_PLACE, RightBases, epochs
 from logquarry.repair.findings import Finding, finding

@@ -36,14 +36,14 @@ from logquarry.repair.audit.differences import (
     queue_name,
     same_entries,
 )
-from logquarry.repair.audit.evidence import (
+from logquarry.repair.audit.expired_queues import holes
+from logquarry.repair.audit.harmed_ids import HarmedIds
+from logquarry.repair.audit.queue_evidence import (
     SeenMessages,
     SpareEntries,
     entries_at,
     has_entries,
 )
-from logquarry.repair.audit.expired_queues import holes
-from logquarry.repair.audit.harmed_ids import HarmedIds
 from logquarry.repair.findings import Finding, finding
 from logquarry.text import counted
 from logquarry.write.dispatcher import RUN_SPAN

@@ -48,11 +48,11 @@ from logquarry.repair.audit.differences import (
     queue_name,
     unreadable_file,
 )
-from logquarry.repair.audit.evidence import EntryFacts
 from logquarry.repair.audit.expired_queues import end_words, stand_in
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.harmed_ids import HarmedIds, Moved
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, torn_end
+from logquarry.repair.audit.runs import EntryFacts
 from logquarry.repair.rebuild.build import folder_to_recover, why_replaced
 from logquarry.repair.rebuild.other_queues import why_not_built
 from logquarry.repair.recover.loss import LossSearch

@@ -1,9 +1,4 @@
-"""The evidence of an audit: the facts about each run (a part of the log with only valid frames),
-and for each queue the messages of the log that were read so far, and its spare entries.
-
-Threads and Spark tasks read runs before an audit reaches them. The audit uses such a run only if
-the run begins exactly where the audit is; otherwise, the audit reads this part of the log itself
-(:func:`logquarry.log.frames.guided`).
+"""The evidence about one queue: the messages of the log that were read so far, and spare entries.
 
 An entry is spare if the log has no message with the entry's queue offset. Spare entries are
 compared with the frames to which they point.
@@ -15,24 +10,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
-from logquarry.config import StoreConfig
-from logquarry.dialect31.open_transactions import TransactionFrame, transaction_frames
 from logquarry.format import arrays as r
 from logquarry.format import properties as props
 from logquarry.format.arrays import Bools, Int32, Int64, consecutive
 from logquarry.format.properties import MULTI_SEPARATOR
 from logquarry.log import columns
-from logquarry.log.codec import Window
-from logquarry.log.follow import Followed, Follower, follow_run
 from logquarry.log.frames import runs_at
 from logquarry.log.layout import StoreLayout
-from logquarry.log.splits import Stretch
 from logquarry.log.walk import Run
-from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units, has_message, is_written
 from logquarry.repair.audit.differences import (
     MOST_STRETCHES,
@@ -42,136 +31,9 @@ from logquarry.repair.audit.differences import (
     count_same,
     queue_name,
 )
-from logquarry.write.queue_writer import QueuePart, parts_with_copies
-
-Parts = dict[QueueKey, QueuePart]
-"""For each queue, the entries that some frames should have in it."""
-_S = TypeVar("_S", bound=Stretch)
+from logquarry.write.queue_writer import QueuePart
 
 
-def audited(follower: Follower, run: Run, facts: _S) -> _S:
-    """Add the frames of a run to ``facts``, and return ``facts``."""
-    for window, followed in follow_run(follower, run):
-        facts(window, followed)
-    return facts
-
-
-@dataclass(frozen=True, slots=True)
-class SoundEntries:
-    """The entries of a run whose frames all have the right entries in queues and index.
-
-    Attributes:
-        queues: queue -> (first queue offset in the run, one past the last), without a gap.
-        index: number of the run's first index entry, and number after its last index entry.
-    """
-
-    queues: dict[QueueKey, tuple[int, int]]
-    index: tuple[int, int]
-
-
-class FrameFacts(Stretch):
-    """Collects the facts about a run that verify needs: faulty frames, and the entries that queues
-    and index should have.
-
-    Attributes:
-        parts: the frames with their queue entries; empty if ``sound`` is set.
-        sound: the entries, if a Spark task has found that they are all right; else None.
-        faults: kind of finding -> (physical offset, size) of each frame with this fault.
-        last_keyed: physical offset of the last frame with keys for the index, None if there is
-            none.
-        latest_time: latest store time in milliseconds.
-    """
-
-    def __init__(self, config: StoreConfig) -> None:
-        super().__init__()
-        self.parts: list[tuple[Followed, Parts]] = []
-        self.sound: SoundEntries | None = None
-        self.faults: dict[str, list[tuple[int, int]]] = {}
-        self.last_keyed: int | None = None
-        self.latest_time = 0
-        self._config = config
-
-    def __call__(self, window: Window, followed: Followed) -> None:
-        """Add the next frames."""
-        super().__call__(window, followed)
-        rows = followed.rows
-        large = np.flatnonzero(rows[:, r.SIZE] > self._config.max_message_size).tolist()
-        for kind, which in (
-            ("oversized", large),
-            ("suspect_text", columns.suspect_rows(window, rows)),
-            ("bad_property_crc", columns.wrong_property_crcs(window, rows)),
-        ):
-            found = [(window.base + int(rows[n, r.POSITION]), int(rows[n, r.SIZE])) for n in which]
-            self.faults[kind] = self.faults.get(kind, []) + found
-        requests = followed.requests
-        # Count only keys that the store's broker indexes: RocketMQ 3.x leaves out COMMIT messages.
-        if len(followed.key_numbers):
-            self.last_keyed = int(requests.physical_offset[followed.key_numbers.max()])
-        self.latest_time = max(self.latest_time, int(requests.store_timestamp.max()))
-        # Copy the arrays, because the follower overwrites them with the data of the next frames.
-        kept = replace(
-            followed,
-            rows=rows[:0],
-            key_hashes=followed.key_hashes.copy(),
-            key_numbers=followed.key_numbers.copy(),
-        )
-        self.parts.append((kept, parts_with_copies(window, followed, self._config)))
-
-    def join(self, after: FrameFacts) -> bool:
-        """Add the next run, and return True. If there is a gap between the runs or between their
-        entries, add nothing, and return False. Both runs must have sound entries.
-        """
-        mine, others = self.sound, after.sound
-        assert mine is not None and others is not None
-        queues = dict(mine.queues)
-        for key, (start, stop) in others.queues.items():
-            first, end = queues.get(key, (start, start))
-            if end != start:
-                return False
-            queues[key] = first, stop
-        if self.end != after.start or mine.index[1] != others.index[0]:
-            return False
-        self.sound = SoundEntries(queues, (mine.index[0], others.index[1]))
-        self.end, self.count = after.end, self.count + after.count
-        self.last_time = after.last_time
-        for kind, found in after.faults.items():
-            self.faults[kind] = self.faults[kind] + found
-        self.last_keyed = self.last_keyed if after.last_keyed is None else after.last_keyed
-        self.latest_time = max(self.latest_time, after.latest_time)
-        return True
-
-
-class EntryFacts(Stretch):
-    """Collects the facts about a run that recover needs: queue entries and transactions."""
-
-    def __init__(self, config: StoreConfig, *, with_transactions: bool = False) -> None:
-        super().__init__()
-        self.parts: list[Parts] = []
-        self.transactions: list[TransactionFrame] = []
-        self.has_keys = False
-        self._config = config
-        self._with_transactions = with_transactions
-
-    def __call__(self, window: Window, followed: Followed) -> None:
-        """Add the next frames."""
-        super().__call__(window, followed)
-        self.has_keys = self.has_keys or len(followed.key_numbers) > 0
-        self.parts.append(parts_with_copies(window, followed, self._config))
-        if self._with_transactions:
-            self.transactions += transaction_frames(window, followed.rows)
-
-
-@dataclass(frozen=True, slots=True)
-class SoundParts:
-    """The parts in which Spark tasks found no fault: runs in the log's order, and the paths of the
-    index files whose chains are correct.
-    """
-
-    runs: tuple[FrameFacts, ...] = ()
-    chains: frozenset[str] = frozenset()
-
-
-# ------------------------------------------------------------------------------- about one queue
 def has_entries(queue: Queue, part: QueuePart) -> bool:
     """Whether a queue has exactly these entries, byte for byte and without a gap."""
     offsets = part.offsets
