@@ -42,6 +42,8 @@ from logquarry.repair.audit.differences import (
     queue_name,
 )
 from logquarry.repair.audit.first_difference import BATCH_FIELDS, same_batches
+from logquarry.repair.audit.harmed_types import KIND as HARMED_TYPE
+from logquarry.repair.audit.harmed_types import HarmedTypes
 from logquarry.repair.audit.queue_evidence import SeenMessages
 from logquarry.repair.audit.queues import QueuesAudit
 from logquarry.repair.audit.right_offsets import NO_PLACE, RightBases, epochs
@@ -49,6 +51,8 @@ from logquarry.repair.findings import Finding, finding
 from logquarry.write.queue_writer import MOST_OFFSET, QueuePart, is_batch
 
 _UNREADABLE: Final = "bad_rocksdb"
+_IN_LOG: Final = ("new_epoch", "harmed_queue_offset", "harmed_queue_id", HARMED_TYPE)
+"""Kinds of findings about the log itself."""
 Parts = Mapping[QueueKey, QueuePart]
 _NAMES: Final = {"tags_code": "tags code", "store_timestamp": "store time", "count": "messages"}
 
@@ -96,6 +100,14 @@ class StoreQueuesAudit:
         """The physical offsets of the frames whose topic is harmed."""
         return [place for one in (self._files, *self._databases) for place in one.harmed_topics]
 
+    @property
+    def harmed_types(self) -> HarmedTypes:
+        """The frames with a harmed transaction type; complete after :meth:`finish`."""
+        made = HarmedTypes(self._layout, lambda _: None)
+        for one in (self._files, *self._databases):
+            made.found.update(one.types.found)
+        return made
+
     def add(self, followed: Followed, parts: Parts) -> None:
         """Compare the frames of a run with their entries."""
         self._files.add(followed, parts)
@@ -121,7 +133,7 @@ class StoreQueuesAudit:
         # Each audit finds the same differences in the log: report each once.
         in_log: set[Finding] = set()
         for found in self._differences(log_end, lost):
-            if found.kind in ("new_epoch", "harmed_queue_offset", "harmed_queue_id"):
+            if found.kind in _IN_LOG:
                 if found in in_log:
                     continue
                 in_log.add(found)
