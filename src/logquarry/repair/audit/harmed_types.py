@@ -37,7 +37,7 @@ import numpy as np
 from logquarry.dialect31.open_transactions import TransactionFrame
 from logquarry.format import properties as props
 from logquarry.format import sys_flag
-from logquarry.format.arrays import Bools, consecutive
+from logquarry.format.arrays import Bools, Int32, Int64, consecutive
 from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.follow import Followed
@@ -243,3 +243,14 @@ def _with_dispatched(followed: Followed, is_dispatched: Bools) -> Followed:
     # Without the kernel's table, the pure-Python reference groups the entries.
     requests = replace(followed.requests, is_dispatched=is_dispatched)
     return replace(followed, table=None, requests=requests)
+
+
+def right_flags(flags: Int32, places: Int64, rights: Mapping[int, int]) -> Int64:
+    """Return the SYSFLAG of some frames, with the right transaction types. ``places`` has their
+    physical offsets; ``rights`` has the right types, by physical offset.
+    """
+    right = flags.astype(np.int64)
+    for row in np.flatnonzero(np.isin(places, list(rights))).tolist() if rights else ():
+        kind = rights[int(places[row])]
+        right[row] = right[row] & ~sys_flag.TRANSACTION_MASK | kind
+    return right

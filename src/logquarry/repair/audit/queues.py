@@ -302,7 +302,8 @@ class QueuesAudit:
         for place, offset in seen.strays[:1]:
             text = (
                 f"another message has offset {offset} in {queue_name(key)}, so this one is in no "
-                f"queue: its queue id or queue offset has changed{and_more(len(seen.strays))}"
+                "queue: its queue id, queue offset or transaction type has changed"
+                f"{and_more(len(seen.strays))}"
             )
             yield finding("harmed_queue_id", self.layout.log_file(place), place, text)
         for group in seen.groups.values():
