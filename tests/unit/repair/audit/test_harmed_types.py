@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import logquarry as lq
@@ -30,6 +31,7 @@ COMMIT, ROLLBACK = sys_flag.TRANSACTION_COMMIT, sys_flag.TRANSACTION_ROLLBACK
 HALF = 1_000
 """The physical offset of a half message, to which the COMMIT messages point."""
 TAGS = "a"
+CHANGES = [(NOT, PREPARED), (NOT, ROLLBACK), (COMMIT, PREPARED), (COMMIT, ROLLBACK)]
 
 
 def store(root: Path, types: dict[int, int] | None = None, count: int = COUNT) -> list[int]:
@@ -212,7 +214,7 @@ def test_a_retyped_half_message_seems_to_have_another_queue(tmp_path: Path) -> N
 
 # ----------------------------------------------------------------------------------------- repairs
 @pytest.mark.parametrize("is_closed", [True, False])
-@pytest.mark.parametrize(("right", "stored"), [(NOT, PREPARED), (NOT, ROLLBACK), (COMMIT, ROLLBACK)])
+@pytest.mark.parametrize(("right", "stored"), CHANGES)
 @pytest.mark.parametrize("number", [0, 4, COUNT - 2, COUNT - 1])
 def test_a_recovery_keeps_the_entry(
     number: int, right: int, stored: int, is_closed: bool, tmp_path: Path
@@ -228,8 +230,8 @@ def test_a_recovery_keeps_the_entry(
     assert kinds(tmp_path) == ["harmed_transaction_type"]
     assert not lq.recover(tmp_path, config=config()).is_needed
     with opened(tmp_path) as made:
-        for number in range(COUNT, COUNT + 2):
-            made.put(lq.Message("t", b"%d" % number, queue_id=number % 2))
+        for later in range(COUNT, COUNT + 2):
+            made.put(lq.Message("t", b"%d" % later, queue_id=later % 2))
     assert served(tmp_path, 0) == list(range(0, COUNT + 2, 2))
     assert served(tmp_path, 1) == list(range(1, COUNT + 2, 2))
 
@@ -250,7 +252,7 @@ def test_the_entry_stays_if_an_earlier_one_is_wrong(tmp_path: Path) -> None:
     places = store(tmp_path)
     entries = queue_bytes(tmp_path)
     harm(tmp_path, places[6], PREPARED)
-    overwrite(tmp_path / "consumequeue/t/0" / f"{0:020d}", 20, bytes(20))
+    overwrite(tmp_path / "consumequeue/t/0" / f"{0:020d}", 20, bytes(range(20)))
     lq.recover(tmp_path, apply=True, config=config())
     assert queue_bytes(tmp_path) == entries
     assert kinds(tmp_path) == ["harmed_transaction_type"]
@@ -261,7 +263,7 @@ def test_an_interrupted_recovery_keeps_the_entry(tmp_path: Path) -> None:
     places = store(root)
     entries = queue_bytes(root)
     harm(root, places[6], PREPARED)
-    overwrite(root / "consumequeue/t/0" / f"{0:020d}", 20, bytes(20))
+    overwrite(root / "consumequeue/t/0" / f"{0:020d}", 20, bytes(range(20)))
     (root / "abort").touch()
     whole = StoppedDisk()
     shutil.copytree(root, tmp_path / "whole")
@@ -277,7 +279,7 @@ def test_an_interrupted_recovery_keeps_the_entry(tmp_path: Path) -> None:
         shutil.rmtree(copy)
 
 
-@pytest.mark.parametrize(("right", "stored"), [(NOT, PREPARED), (NOT, ROLLBACK), (COMMIT, PREPARED)])
+@pytest.mark.parametrize(("right", "stored"), CHANGES)
 @pytest.mark.parametrize("number", [0, 4, COUNT - 1])
 def test_a_rebuild_keeps_the_entry(number: int, right: int, stored: int, tmp_path: Path) -> None:
     root = tmp_path / "store"
@@ -290,7 +292,7 @@ def test_a_rebuild_keeps_the_entry(number: int, right: int, stored: int, tmp_pat
     assert queue_bytes(root) == entries
 
 
-@pytest.mark.parametrize(("right", "stored"), [(NOT, PREPARED), (NOT, ROLLBACK), (COMMIT, PREPARED)])
+@pytest.mark.parametrize(("right", "stored"), CHANGES)
 @pytest.mark.parametrize("number", [0, 4, COUNT - 1])
 def test_a_salvage_corrects_the_frame(number: int, right: int, stored: int, tmp_path: Path) -> None:
     root = tmp_path / "store"
@@ -325,8 +327,6 @@ def test_the_map_has_the_bytes_of_the_found_frames(tmp_path: Path) -> None:
 
 
 def test_right_flags_keep_the_other_bits() -> None:
-    import numpy as np
-
     flags = np.array([PREPARED | 0x31, PREPARED, ROLLBACK], np.int32)
     found = right_flags(flags, np.array([10, 20, 30]), {10: NOT, 30: COMMIT})
     assert found.tolist() == [0x31, PREPARED, COMMIT]
