@@ -22,7 +22,7 @@ Nothing in the store shows these changes, so the audit cannot find them:
   message was the last one before a crash.
 
 If damage changes PREPARED or ROLLBACK to NOT or COMMIT, the message has no place in the queue that
-its frame names. Such a message is a stray (:meth:`.SeenMessages.without_strays`). In a store of
+its frame names. Such a message is a stray (``SeenMessages.without_strays``). In a store of
 3.x, state table and redo log show most changes, too (:mod:`logquarry.dialect31.state_table`).
 """
 

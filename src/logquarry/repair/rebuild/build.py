@@ -465,8 +465,8 @@ def replace_queues(
     disk: Disk,
     clock: Clock,
     progress: Progress | None,
-    place: Callable[[Parts], Parts],
-    queued: Callable[[Followed], Followed],
+    place: Callable[[Parts], Parts] = lambda parts: parts,
+    queued: Callable[[Followed], Followed] = lambda followed: followed,
 ) -> None:
     """Rebuild the queues in RocksDB from a repaired log; move the old folder to quarantine.
     For ``place`` and ``queued``, see :class:`BuildJob`. Raises UnsupportedStore if the

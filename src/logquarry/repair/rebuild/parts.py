@@ -167,8 +167,8 @@ def read_entries(
     spans: Iterable[tuple[int, int]],
     queued: Callable[[Followed], Followed] = lambda followed: followed,
 ) -> Iterator[dict[QueueKey, QueuePart]]:
-    """Yield queue -> entries for some runs. For ``queued``, see :class:`.BuildJob`. Raises
-    CorruptFrame if the log has changed.
+    """Yield queue -> entries for some runs. ``queued`` returns frames so that those with a harmed
+    transaction type get entries, too. Raises CorruptFrame if the log has changed.
     """
     return _again(
         layout, spans, lambda window, found: parts_with_copies(window, queued(found), config)
@@ -311,8 +311,9 @@ def find_harmed(
     old: OldQueues,
     runs: Sequence[FoundRun],
 ) -> Harmed:
-    """Find the frames with a harmed topic or queue id (:mod:`.harmed_ids`), or with a harmed
-    transaction type (:mod:`.harmed_types`).
+    """Find the frames with a harmed topic or queue id
+    (:mod:`logquarry.repair.audit.harmed_ids`), or with a harmed transaction type
+    (:mod:`logquarry.repair.audit.harmed_types`).
 
     The right queue has the entry of such a frame at a queue offset that the runs lack. So the
     function reads only the frames of such entries, at most ``_MOST_READ``.

@@ -72,8 +72,9 @@ def queue_bytes(root: Path) -> dict[str, bytes]:
     }
 
 
-def findings(root: Path, **settings: int) -> list[Finding]:
-    return verify_store(StoreLayout.open(root, config()), **settings).findings
+def findings(root: Path, stretch_bytes: int = 1 << 20) -> list[Finding]:
+    layout = StoreLayout.open(root, config())
+    return verify_store(layout, stretch_bytes=stretch_bytes).findings
 
 
 def kinds(root: Path) -> list[str]:
