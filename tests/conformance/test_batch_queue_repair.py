@@ -12,7 +12,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import CorruptFrame, UnsupportedStore
-from logquarry.format import broker_json
+from logquarry.format import broker_json, sys_flag
 from logquarry.format.frame import HEAD
 from logquarry.log.layout import StoreLayout
 from logquarry.read.log_end import lost_messages
@@ -59,6 +59,30 @@ def test_rebuilt_queues_have_the_bytes_of_the_broker(
     assert {(q.topic, q.queue_id): q.max_offset for q in report.queues} == {
         key: queue["maxOffset"] for key, queue in broker_queues(rocketmq5 / name).items()
     }
+
+
+@pytest.mark.parametrize("name", BATCH_STORES)
+@pytest.mark.parametrize("number", [0, 7, -1])
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_a_frame_with_a_harmed_transaction_type_keeps_its_place(
+    is_inner: bool, number: int, name: str, copied: Copied, rocketmq5: Path, tmp_path: Path
+) -> None:
+    """No CRC covers SYSFLAG, but the queue has the frame's entry."""
+    root = copied(name)
+    frames = [row for row in expected_frames(rocketmq5 / name) if row["topic"] == BATCH_TOPIC]
+    row = [row for row in frames if bool(row["sysFlag"] & 0x80) is is_inner][number]
+    place, flag = row["physicalOffset"], row["sysFlag"] | sys_flag.TRANSACTION_PREPARED
+    log, entries = root / "commitlog" / ("0" * 20), bytes_of(root / "batchconsumequeue")
+    sound = log.read_bytes()
+    overwrite(log, place + HEAD.offsets["sys_flag"], flag.to_bytes(4))
+    found = [one for one in verify_store(StoreLayout.open(root)).findings if one.offset == place]
+    assert [one.kind for one in found] == ["harmed_transaction_type"]
+    assert not lq.recover(root).is_needed
+    assert rebuild(root, apply=True).is_applied
+    assert bytes_of(root / "batchconsumequeue") == entries
+    assert salvage_store(StoreLayout.open(root), tmp_path / "new").is_whole
+    end = verify_store(StoreLayout.open(root)).counts["max_offset"]
+    assert (tmp_path / "new" / "commitlog" / log.name).read_bytes()[:end] == sound[:end]
 
 
 def test_lost_batch_queues_are_rebuilt_in_place(copied: Copied) -> None:

@@ -10,6 +10,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import StoreUnavailable, UnsupportedStore, UsageError
 from logquarry.format import queue_entry as table
+from logquarry.format import sys_flag
 from logquarry.format.frame import HEAD
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
@@ -45,6 +46,27 @@ def test_a_frame_with_a_harmed_queue_id_keeps_its_place(
     _, place, *_ = max(entries.values(), key=len)[1]
     log = min((root / "commitlog").iterdir())
     overwrite(log, place + HEAD.offsets["queue_id"], queue_id.to_bytes(4))
+    assert not recover(root).is_needed
+    assert rebuild(root, apply=True).is_applied
+    assert records(root, folder)[table.ENTRIES] == before
+
+
+@pytest.mark.parametrize("kind", [sys_flag.TRANSACTION_PREPARED, sys_flag.TRANSACTION_ROLLBACK])
+@pytest.mark.parametrize("number", [1, -1])
+def test_a_frame_with_a_harmed_transaction_type_keeps_its_place(
+    number: int, kind: int, copied: Copied, rocksdb: dict[str, Path]
+) -> None:
+    """No CRC covers SYSFLAG, but the queue has the frame's entry."""
+    root = copied(QUEUES[0])
+    (folder,) = rocksdb_folders(StoreLayout.open(root))
+    before = records(root, folder)[table.ENTRIES]
+    _, place, *_ = max(broker_entries(rocksdb[QUEUES[0]]).values(), key=len)[number]
+    log = min((root / "commitlog").iterdir())
+    overwrite(log, place + HEAD.offsets["sys_flag"], kind.to_bytes(4))
+    damage = [
+        one for one in verify_store(StoreLayout.open(root)).findings if one.severity != "note"
+    ]
+    assert [(one.kind, one.offset) for one in damage] == [("harmed_transaction_type", place)]
     assert not recover(root).is_needed
     assert rebuild(root, apply=True).is_applied
     assert records(root, folder)[table.ENTRIES] == before

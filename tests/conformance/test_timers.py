@@ -200,7 +200,7 @@ def test_pops_whose_queues_are_in_rocksdb(copied: Callable[[str], Path]) -> None
     found = unacknowledged_pops(layout)
     assert sum(one.messages for one in found.queues) == 24
     config, end = with_sizes(lq.StoreConfig(), layout), recover(root).log_end
-    replace_queues(layout, config, "consumequeue", end, Disk(), now_ms, None, {})
+    replace_queues(layout, config, "consumequeue", end, Disk(), now_ms, None)
     layout = StoreLayout.open(root)
     assert not layout.queue_names and unacknowledged_pops(layout) == found
 

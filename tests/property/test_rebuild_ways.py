@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import logquarry as lq
 from logquarry.config import StoreConfig
+from logquarry.format import sys_flag
 from logquarry.format.frame import HEAD
 from logquarry.repair.rebuild import parts
 from logquarry.repair.rebuild.build import RebuildReport
@@ -191,6 +192,27 @@ def test_harmed_queue_ids(
         log = min((tmp_path / "store" / "commitlog").iterdir())
         at = places[one] + HEAD.offsets["queue_id"]
         overwrite(log, at, queue_id.to_bytes(4, signed=True))
+    alone, many = both(tmp_path / "store", tmp_path, config(), split_size)
+    assert many == alone
+    assert many[1] == {
+        str(path.relative_to(tmp_path / "store")): path.read_bytes() if path.is_file() else None
+        for path in (tmp_path / "store").rglob("*")
+        if "consumequeue" in path.parts
+    }
+
+
+@pytest.mark.parametrize("split_size", [300, 1_500])
+@pytest.mark.parametrize("numbers", [[0], [14], [28, 29], [2, 4, 6], list(range(30))])
+def test_harmed_transaction_types(numbers: list[int], split_size: int, tmp_path: Path) -> None:
+    """No CRC covers SYSFLAG. The entry of a message that seems to be PREPARED stays."""
+    with opened(tmp_path / "store") as filled:
+        for one in range(30):
+            filled.put(lq.Message("t", b"%d" % one, keys="k", queue_id=one % 2))
+        places = [message.physical_offset for message in filled.scan()]
+    log = min((tmp_path / "store" / "commitlog").iterdir())
+    for number in numbers:
+        kind = sys_flag.TRANSACTION_PREPARED.to_bytes(4)
+        overwrite(log, places[number] + HEAD.offsets["sys_flag"], kind)
     alone, many = both(tmp_path / "store", tmp_path, config(), split_size)
     assert many == alone
     assert many[1] == {

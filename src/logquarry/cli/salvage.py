@@ -232,6 +232,9 @@ def _notes(found: Salvaged) -> list[str]:
     if plan.right_queues:
         count = plural(len(plan.right_queues), "wrong topic or queue id")
         lines.append(f"{count} corrected: the entries of the old queues show the right queue")
+    if plan.right_types:
+        count = plural(len(plan.right_types), "wrong transaction type")
+        lines.append(f"{count} corrected: the entries of the old queues show the messages")
     if plan.ends:
         count = plural(plan.ends, "transaction end")
         lines.append(f"{count} whose half message is lost")

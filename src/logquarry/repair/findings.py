@@ -110,6 +110,15 @@ KINDS: Final[Mapping[str, Kind]] = {
         "nothing: recover and rebuild keep the message in its right queue, and salvage corrects "
         "the frame. If the message is in no queue, read it with `messages --offset`",
     ),
+    "harmed_transaction_type": _damage(
+        Action.SALVAGE,
+        "the transaction type in a frame has changed to PREPARED or ROLLBACK: SYSFLAG has other "
+        "bits, and no CRC covers them. The message is in its queue, so consumers get it. But if "
+        "RocketMQ makes the queue again from the log, the message is in no queue",
+        "`salvage --into DIR`, which corrects the frame. `recover` and `rebuild` do not correct "
+        "it, and keep the message in its queue. `rebuild --index` leaves out the keys of a "
+        "message that has become a ROLLBACK",
+    ),
     "suspect_text": _damage(Action.READ, "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": _damage(
         Action.QUEUES,

@@ -53,6 +53,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.features import holds_data
 from logquarry.read.log_end import lost_tail
 from logquarry.read.pops import KV_STORE
+from logquarry.repair.audit.harmed_types import HarmedTypes
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.recover.store_folders import WrongEntry, check_entries
 
@@ -248,8 +249,11 @@ def check_sidecar(
         report.add("durable_mark_ahead", DURABLE, 0, reason)
 
 
-def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> None:
-    """Compare the state table and the redo log of a store of 3.x with the log.
+def check_transactions(
+    layout: StoreLayout, end: int, report: VerifyReport, types: HarmedTypes
+) -> None:
+    """Compare the state table and the redo log of a store of 3.x with the log. ``types`` corrects
+    harmed transaction types.
 
     After a crash the findings are only notes, because the tables usually differ from the log.
     """
@@ -257,7 +261,7 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
     # A frame whose only damage is in its body counts too, as in a recovery.
     for event in LogReader(layout, bound=end, check_crc=False).events():
         if isinstance(event, Run):
-            check.take(transaction_frames(event.window, event.rows))
+            check.take(types.corrected(transaction_frames(event.window, event.rows)))
     faults = list(check.table_faults(layout))
     for kind, is_stale in (("state_table_wrong", False), ("state_table_stale", True)):
         reasons = [reason for reason, stale in faults if stale is is_stale]

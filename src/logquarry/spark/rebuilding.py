@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -37,7 +37,8 @@ from logquarry.log.splits import tiles
 from logquarry.log.store_files import CONSUME_QUEUE, INDEX, SIDECAR
 from logquarry.log.walk import Run
 from logquarry.read.log_queues import QueueKey
-from logquarry.repair.audit.harmed_ids import Moved, placed
+from logquarry.repair.audit.harmed_ids import placed
+from logquarry.repair.audit.harmed_types import with_queued
 from logquarry.repair.audit.runs import audited
 from logquarry.repair.rebuild import parts
 from logquarry.repair.rebuild.build import (
@@ -48,7 +49,7 @@ from logquarry.repair.rebuild.build import (
     check_into,
     finish_into,
 )
-from logquarry.repair.rebuild.parts import FoundRun, KeyCount, KeySource
+from logquarry.repair.rebuild.parts import FoundRun, Harmed, KeyCount, KeySource
 from logquarry.repair.rebuild.queue_files import QueueFiles, topic_fault
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.spark.jobs import run_tasks
@@ -91,8 +92,9 @@ def rebuild_on_spark(
     """Rebuild consume queues and index; the files equal those that :func:`rebuild` writes.
 
     The tasks build most queues. The driver itself builds the queues of recreated topics, because
-    their queue offsets start again at 0. It also builds the queues of frames with a harmed topic or
-    queue id. If a process has the store open, the driver builds all queues and the index.
+    their queue offsets start again at 0. It also builds the queues of frames with a harmed topic,
+    queue id or transaction type. If a process has the store open, the driver builds all queues and
+    the index.
 
     Args:
         spark: a session whose workers reach the store and ``into`` under the same paths.
@@ -285,8 +287,9 @@ class _SparkBuild:
     def _build_queues(self, queues: QueueFiles, pieces: list[_Piece]) -> None:
         summaries = [summary for summary, _ in pieces]
         keys = {key for summary in summaries for key in summary.queues}
-        harmed, odd = parts.find_harmed(self.job.layout, self.job.config, self.job.old, summaries)
-        odd |= parts.odd_queues((summary.queues for summary in summaries), MOST_GAP)
+        harmed = parts.find_harmed(self.job.layout, self.job.config, self.job.old, summaries)
+        queued = partial(with_queued, harmed=harmed.types)
+        odd = harmed.queues | parts.odd_queues((summary.queues for summary in summaries), MOST_GAP)
         odd |= {key for key in keys if topic_fault(key) is not None}
         groups = _grouped([summary for summary, run in pieces if run is None], self.split_size)
         write = partial(_write_entries, *self._store, self.job.folder / CONSUME_QUEUE, odd)
@@ -294,8 +297,8 @@ class _SparkBuild:
         for summary, run in pieces:
             if run is not None:
                 for window, followed in follow_run(self._follower, run):
-                    found = parts_with_copies(window, followed, self.job.config)
-                    queues.add(placed(found, harmed))
+                    found = parts_with_copies(window, queued(followed), self.job.config)
+                    queues.add(placed(found, harmed.ids))
                 continue
             self._add_odd(queues, summary, odd, harmed)
             for key, segments in summary.queues.items():
@@ -309,15 +312,17 @@ class _SparkBuild:
         queues: QueueFiles,
         piece: FoundRun,
         odd: frozenset[QueueKey],
-        harmed: Mapping[int, Moved],
+        harmed: Harmed,
     ) -> None:
-        if odd.isdisjoint(piece.queues):
+        has_harmed = any(piece.start <= place < piece.end for place in harmed.types)
+        if odd.isdisjoint(piece.queues) and not has_harmed:
             return
+        queued = partial(with_queued, harmed=harmed.types)
         for found in parts.read_entries(
-            self.job.layout, self.job.config, [(piece.start, piece.end)]
+            self.job.layout, self.job.config, [(piece.start, piece.end)], queued
         ):
             entries = {key: part for key, part in found.items() if key in odd}
-            queues.add(placed(entries, harmed))
+            queues.add(placed(entries, harmed.ids))
 
     # ----------------------------------------------------------------------------------- index
     def _build_index(self, queues: QueueFiles | None, pieces: list[_Piece]) -> Built:

@@ -26,6 +26,7 @@ entry of a lost message          queue_in_damage, queue_filler     stays
 queue offset decreases           new_epoch                         only later entries count
 queue offset is harmed           harmed_queue_offset               the message keeps its place
 queue id is harmed               harmed_queue_id                   the message keeps its place
+transaction type is harmed       harmed_transaction_type           the message keeps its place
 index header, order, first and   index_header, index_entry,        set_aside, build_index
 last message, shape              index_ahead, index_shape
 index chain                      index_chain                       set_aside if it leads forward
@@ -33,12 +34,14 @@ index key                        index_entry_wrong, index_gap      none: a query
 keys after the index's end       index_behind, index_missing       build_index
 ===============================  ================================  =============================
 
-A queue offset or a queue id is *harmed* if damage changed it in the frame. Verify reports every
-harmed queue offset (:mod:`.queues`). Recover and rebuild take the right offset from the
-neighbouring messages or from the queue (:mod:`.right_offsets`). For a frame with a harmed queue id,
-the entries of the queues show the right queue (:mod:`.harmed_ids`). If a queue differs from the
-log, recover writes the entries of the queue again, beginning with the first different entry
-(:mod:`.first_difference`). In rare cases, verify and recover give different verdicts on the queues.
+A queue offset, a queue id or a transaction type is *harmed* if damage changed it in the frame.
+Verify reports every harmed queue offset (:mod:`.queues`). Recover and rebuild take the right offset
+from the neighbouring messages or from the queue (:mod:`.right_offsets`). For a frame with a harmed
+queue id, the entries of the queues show the right queue (:mod:`.harmed_ids`). If a frame seems to
+be a half message or a rollback, an entry of its queue can show that the type is harmed
+(:mod:`.harmed_types`). If a queue differs from the log, recover writes the entries of the queue
+again, beginning with the first different entry (:mod:`.first_difference`). In rare cases, verify
+and recover give different verdicts on the queues.
 
 The recovery mode ``rocketmq`` does not use this package. It repeats the steps of RocketMQ
 (``java_*.py`` in :mod:`logquarry.repair.recover`).

@@ -7,13 +7,14 @@ offset in the message's frame.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from logquarry.config import StoreConfig
+from logquarry.dialect31.open_transactions import TransactionFrame
 from logquarry.dialect31.state_table import TransactionCheck
 from logquarry.format import java
 from logquarry.format.arrays import Bools, Int64
@@ -40,6 +41,7 @@ from logquarry.repair.audit.differences import (
 )
 from logquarry.repair.audit.expired_queues import bridges, cut_bridges
 from logquarry.repair.audit.harmed_ids import HarmedIds
+from logquarry.repair.audit.harmed_types import EitherMap, HarmedTypes
 from logquarry.repair.audit.right_offsets import RightBases, RightOffsets, epochs
 from logquarry.repair.audit.runs import EntryFacts, audited
 from logquarry.text import counted
@@ -378,7 +380,7 @@ class QueueAudits:
     """Compares all queues of a store with its log. In ``queues``, a queue with unusable files is
     None. ``damage`` has the damaged bytes of the log so far. ``ids`` moves frames with a harmed
     topic or queue id to their right queues. If it is None, each frame stays in the queue that it
-    names.
+    names. ``types`` finds the frames with a harmed transaction type, whose entries stay.
     """
 
     def __init__(
@@ -390,13 +392,15 @@ class QueueAudits:
         *,
         mends: bool = True,
         ids: HarmedIds | None = None,
+        types: HarmedTypes | None = None,
     ) -> None:
         self.has_keys = False
         self._mends = mends
         self._ids = ids
+        self._types = types
         self.transactions = transactions
         self._config = config
-        self._damage = damage
+        self._damage = damage if types is None else EitherMap(damage, types)
         self._follower = Follower(config.delay_levels_ms, keys=config.index_keys)
         self._audits: dict[QueueKey, QueueAudit | BatchQueueAudit] = {
             key: self._audit(key, disk) for key, disk in queues.items()
@@ -419,8 +423,13 @@ class QueueAudits:
             facts = EntryFacts(self._config, with_transactions=self.transactions is not None)
             run = audited(self._follower, run, facts)
         self.has_keys = self.has_keys or run.has_keys
+        frames: Iterable[TransactionFrame] = run.transactions
+        if self._types is not None:
+            for unqueued in run.unqueued:
+                self._types.take(unqueued)
+            frames = self._types.corrected(frames)
         if self.transactions is not None:
-            self.transactions.take(run.transactions)
+            self.transactions.take(frames)
         for parts in run.parts:
             right = parts if self._ids is None else self._ids.place(parts)
             for key, part in right.items():

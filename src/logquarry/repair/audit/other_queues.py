@@ -17,7 +17,7 @@ import numpy as np
 from logquarry.errors import CorruptFile
 from logquarry.format.arrays import Bools, Int64
 from logquarry.format.batch import ENTRY_SIZE
-from logquarry.format.queue_entry import ENTRY
+from logquarry.format.queue_entry import ENTRY, QueueEntry
 from logquarry.log.follow import DispatchRequests, Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
@@ -42,6 +42,8 @@ from logquarry.repair.audit.differences import (
     queue_name,
 )
 from logquarry.repair.audit.first_difference import BATCH_FIELDS, same_batches
+from logquarry.repair.audit.harmed_types import KIND as HARMED_TYPE
+from logquarry.repair.audit.harmed_types import HarmedTypes
 from logquarry.repair.audit.queue_evidence import SeenMessages
 from logquarry.repair.audit.queues import QueuesAudit
 from logquarry.repair.audit.right_offsets import NO_PLACE, RightBases, epochs
@@ -49,6 +51,8 @@ from logquarry.repair.findings import Finding, finding
 from logquarry.write.queue_writer import MOST_OFFSET, QueuePart, is_batch
 
 _UNREADABLE: Final = "bad_rocksdb"
+_IN_LOG: Final = ("new_epoch", "harmed_queue_offset", "harmed_queue_id", HARMED_TYPE)
+"""Kinds of findings about the log itself."""
 Parts = Mapping[QueueKey, QueuePart]
 _NAMES: Final = {"tags_code": "tags code", "store_timestamp": "store time", "count": "messages"}
 
@@ -96,6 +100,14 @@ class StoreQueuesAudit:
         """The physical offsets of the frames whose topic is harmed."""
         return [place for one in (self._files, *self._databases) for place in one.harmed_topics]
 
+    @property
+    def harmed_types(self) -> HarmedTypes:
+        """The frames with a harmed transaction type; complete after :meth:`finish`."""
+        made = HarmedTypes(self._layout, lambda _: None)
+        for one in (self._files, self._batch, *self._databases):
+            made.found.update(one.types.found)
+        return made
+
     def add(self, followed: Followed, parts: Parts) -> None:
         """Compare the frames of a run with their entries."""
         self._files.add(followed, parts)
@@ -121,7 +133,7 @@ class StoreQueuesAudit:
         # Each audit finds the same differences in the log: report each once.
         in_log: set[Finding] = set()
         for found in self._differences(log_end, lost):
-            if found.kind in ("new_epoch", "harmed_queue_offset", "harmed_queue_id"):
+            if found.kind in _IN_LOG:
                 if found in in_log:
                     continue
                 in_log.add(found)
@@ -290,7 +302,8 @@ class BatchQueuesAudit(QueuesAudit):
         self, queue: Queue, seen: SeenMessages, log_end: int, lost: SpanSet
     ) -> Iterator[Finding]:
         assert isinstance(queue, BatchQueue)
-        return _Spare(self.layout, self._files, queue, seen, log_end, lost).differences()
+        spare = _Spare(self.layout, self._files, queue, seen, log_end, lost)
+        return spare.differences(self.types)
 
     def _compare_batches(self, seen: SeenMessages, wanted: BatchEntries) -> None:
         starts = wanted["base"].astype(np.int64)
@@ -334,7 +347,7 @@ class _Spare:
         self._gaps = [(0, first), *seen.gaps, (stop, 1 << 62)]
         self._groups: dict[str, tuple[Finding, int]] = {}
 
-    def differences(self) -> Iterator[Finding]:
+    def differences(self, types: HarmedTypes) -> Iterator[Finding]:
         last = 0
         for file, stored in self._queue.batches():
             written, entries = is_batch_written(stored), own_messages(stored)
@@ -351,12 +364,13 @@ class _Spare:
             spare = np.zeros(len(entries), np.bool_)
             for begin, stop in self._gaps:
                 spare |= (starts >= begin) & (starts < stop)
-            self._check(file.path, entries, written & spare & ~overlaps & (entries["count"] > 0))
+            spare &= written & ~overlaps & (entries["count"] > 0)
+            self._check(file.path, entries, spare, types)
         for found, count in self._groups.values():
             reason = found.reason + and_more(count)
             yield replace(found, reason=reason, length=count * ENTRY_SIZE)
 
-    def _check(self, path: str, entries: BatchEntries, spare: Bools) -> None:
+    def _check(self, path: str, entries: BatchEntries, spare: Bools, types: HarmedTypes) -> None:
         places = entries["physical_offset"].astype(np.int64)
         damaged = spare & self._lost.mask(places)
         text = "points to a damaged part of the log"
@@ -366,6 +380,10 @@ class _Spare:
         self._note("queue_ahead", path, np.flatnonzero(ahead), entries, text)
         inside = spare & ~damaged & ~ahead & (places >= self._start)
         for at in np.flatnonzero(inside):
+            fields = ("physical_offset", "size", "tags_code")
+            entry = QueueEntry(*(int(entries[at][name]) for name in fields))
+            if types.check(self._queue, int(entries[at]["base"]), entry):
+                continue
             found = self._log.sound_frame_at(int(places[at]), check_crc=False)
             kind, text = "queue_entry_dangling", f"points to {places[at]}, where no frame starts"
             if found is not None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from logquarry.format import arrays as r
 from logquarry.format import properties as props
+from logquarry.format import sys_flag
 from logquarry.format.arrays import Bools, Int32, Int64, consecutive
 from logquarry.format.properties import MULTI_SEPARATOR
 from logquarry.log import columns
@@ -223,10 +224,15 @@ _OWN, _COPY, _FOREIGN = range(3)
 
 
 class SpareEntries:
-    """Checks entries of one queue against the frames to which they point."""
+    """Checks entries of one queue against the frames to which they point.
+
+    ``unqueued`` has the queue offset of each entry that points to a frame of the queue that is in
+    no queue, because of its transaction type.
+    """
 
     def __init__(self, layout: StoreLayout, queue: Queue, log_end: int, lost: SpanSet) -> None:
         self.entries = 0
+        self.unqueued: list[int] = []
         self._layout = layout
         self._queue = queue
         self._topic = queue.topic.encode("utf-8", "surrogateescape")
@@ -269,7 +275,7 @@ class SpareEntries:
     def _check_frames(self, start: int, places: Int64, sizes: Int32, inside: Int64) -> None:
         order = inside[np.argsort(places[inside], kind="stable")]
         bad: list[int] = []
-        frames: list[tuple[Int64, Int64, Int64]] = []
+        frames: list[tuple[Int64, Int64, Int64, Bools]] = []
         for event in runs_at(self._layout, places[order], sizes[order], check_crc=False):
             if isinstance(event, Run):
                 frames.append(self._read(event))
@@ -281,13 +287,15 @@ class SpareEntries:
         framed = inside[~dangling[inside]]
         if not len(framed):
             return
-        offsets, queue_offsets, owners = map(np.concatenate, zip(*frames, strict=True))
+        offsets, queue_offsets, owners, queued = map(np.concatenate, zip(*frames, strict=True))
         at = np.searchsorted(offsets, places[framed])
         self._check_places(start + framed, places[framed], queue_offsets[at], owners[at])
+        strange = ~queued[at] & (owners[at] == _OWN) & (queue_offsets[at] == start + framed)
+        self.unqueued += (start + framed[strange]).tolist()
 
-    def _read(self, run: Run) -> tuple[Int64, Int64, Int64]:
+    def _read(self, run: Run) -> tuple[Int64, Int64, Int64, Bools]:
         rows = run.rows
-        fields = columns.fixed_fields(run.window, rows, ("queue_id", "queue_offset"))
+        fields = columns.fixed_fields(run.window, rows, ("queue_id", "queue_offset", "sys_flag"))
         ids, topics = columns.topic_ids(run.window, rows)
         own = np.array([topic == self._queue.topic for topic in topics], np.bool_)[ids]
         own &= fields["queue_id"] == self._queue.queue_id
@@ -300,7 +308,9 @@ class SpareEntries:
             if any(self._topic in some for some in names):
                 owners[number] = _COPY
         places = rows[:, r.POSITION].astype(np.int64) + run.window.base
-        return places, fields["queue_offset"].astype(np.int64), owners
+        kinds = fields["sys_flag"] & sys_flag.TRANSACTION_MASK
+        queued = np.isin(kinds, (sys_flag.TRANSACTION_NOT, sys_flag.TRANSACTION_COMMIT))
+        return places, fields["queue_offset"].astype(np.int64), owners, queued
 
     def _check_places(
         self, index: Int64, places: Int64, queue_offsets: Int64, owners: Int64

@@ -38,6 +38,7 @@ from logquarry.repair.audit.differences import (
 )
 from logquarry.repair.audit.expired_queues import holes
 from logquarry.repair.audit.harmed_ids import HarmedIds
+from logquarry.repair.audit.harmed_types import HarmedTypes
 from logquarry.repair.audit.queue_evidence import (
     SeenMessages,
     SpareEntries,
@@ -69,6 +70,7 @@ class QueuesAudit:
             return audit._on_disk(key)
 
         self._ids = HarmedIds(layout, self._names, queue_of, is_3_1=layout.config.is_3_1)
+        self.types = HarmedTypes(layout, queue_of)
 
     def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
         """Compare the frames of a run with their entries."""
@@ -300,7 +302,8 @@ class QueuesAudit:
         for place, offset in seen.strays[:1]:
             text = (
                 f"another message has offset {offset} in {queue_name(key)}, so this one is in no "
-                f"queue: its queue id or queue offset has changed{and_more(len(seen.strays))}"
+                "queue: its queue id, queue offset or transaction type has changed"
+                f"{and_more(len(seen.strays))}"
             )
             yield finding("harmed_queue_id", self.layout.log_file(place), place, text)
         for group in seen.groups.values():
@@ -317,6 +320,7 @@ class QueuesAudit:
         if not seen.messages and isinstance(queue, FileQueue):
             yield from holes(queue, self._folder(key), self.layout.commit_log.start)
         yield from self._spare(queue, seen, log_end, lost)
+        yield from self.types.differences(key, self.layout)
         for place in self._moved.get(key, ())[:1]:
             text = f"the frame names another queue, and {queue_name(key)} has the message at "
             text += f"{self._ids.offsets[place]}{and_more(len(self._moved[key]))}"
@@ -355,6 +359,9 @@ class QueuesAudit:
         begin = seen.first_offset if seen.messages else stop
         for group in spare.check([(max(first, a), min(b, stop)) for a, b in ranges], begin):
             yield self._difference(queue, group)
+        for offset in spare.unqueued:
+            for _, entry in queue.entries(offset, offset + 1):
+                self.types.check(queue, offset, entry)
         self.entries += spare.entries
 
     def _is_deleted(self, topic: str, stored: int) -> bool:

@@ -26,6 +26,7 @@ from logquarry.log.walk import Run
 from logquarry.read.index import Index
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_entry_rules
+from logquarry.repair.audit.harmed_types import unqueued_parts
 from logquarry.repair.audit.index_entries import EntryStream, IndexEntries
 from logquarry.repair.audit.queues import QueuesAudit
 from logquarry.write.queue_writer import QueuePart, parts_with_copies
@@ -128,11 +129,15 @@ class FrameFacts(Stretch):
 
 
 class EntryFacts(Stretch):
-    """Collects the facts about a run that recover needs: queue entries and transactions."""
+    """Collects the facts about a run that recover needs: queue entries and transactions.
+
+    ``unqueued`` has the frames that are in no queue, because of their transaction type.
+    """
 
     def __init__(self, config: StoreConfig, *, with_transactions: bool = False) -> None:
         super().__init__()
         self.parts: list[Parts] = []
+        self.unqueued: list[Parts] = []
         self.transactions: list[TransactionFrame] = []
         self.has_keys = False
         self._config = config
@@ -143,6 +148,9 @@ class EntryFacts(Stretch):
         super().__call__(window, followed)
         self.has_keys = self.has_keys or len(followed.key_numbers) > 0
         self.parts.append(parts_with_copies(window, followed, self._config))
+        unqueued = unqueued_parts(followed)
+        if unqueued:
+            self.unqueued.append(unqueued)
         if self._with_transactions:
             self.transactions += transaction_frames(window, followed.rows)
 

@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ from logquarry.disk.disk import Disk, free_path
 from logquarry.disk.folders import alone_in
 from logquarry.errors import CorruptFile, UsageError
 from logquarry.log.batches import ahead
-from logquarry.log.follow import Follower, follow_run
+from logquarry.log.follow import Followed, Follower, follow_run
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import lies_in_store, local_store
 from logquarry.log.readable import none_lost
@@ -40,7 +39,6 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.rocksdb_queue import ROCKSDB_FOLDERS, QueueDb, require_package, rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import AuditedQueue, queue_name
-from logquarry.repair.audit.harmed_ids import Moved, placed
 from logquarry.repair.audit.log import KnownBounds, LogAudit
 from logquarry.repair.audit.other_queues import wrong_end
 from logquarry.repair.rebuild.other_queues import BatchFiles, RocksFiles
@@ -228,6 +226,7 @@ class BuildJob:
         batch: the builder of the batch queues; None to build no batch queues.
         rocksdb: the folder of RocksDB below ``folder``, if the store has its queues in RocksDB.
         place: moves the entries of frames with a harmed topic or queue id to their right queues.
+        queued: returns frames so that those with a harmed transaction type get entries, too.
     """
 
     layout: StoreLayout
@@ -243,6 +242,7 @@ class BuildJob:
     batch: BatchFiles | None = None
     rocksdb: str | None = None
     place: Callable[[Parts], Parts] = lambda parts: parts
+    queued: Callable[[Followed], Followed] = lambda followed: followed
 
     def queue_files(self) -> QueueFiles | None:
         """Return the builder of the queues; None to build only the index."""
@@ -291,7 +291,8 @@ def _build(job: BuildJob, progress: Progress | None) -> Built:
                         *(found.key_hashes, found.key_numbers),
                     )
                 if queues is not None:
-                    parts = dict(job.place(parts_with_copies(window, found, job.config)))
+                    queued = job.queued(found)
+                    parts = dict(job.place(parts_with_copies(window, queued, job.config)))
                     for key in [key for key, part in parts.items() if is_batch(part.units)]:
                         units = parts.pop(key).units
                         if job.batch is not None:
@@ -464,10 +465,11 @@ def replace_queues(
     disk: Disk,
     clock: Clock,
     progress: Progress | None,
-    harmed_ids: Mapping[int, Moved],
+    place: Callable[[Parts], Parts] = lambda parts: parts,
+    queued: Callable[[Followed], Followed] = lambda followed: followed,
 ) -> None:
     """Rebuild the queues in RocksDB from a repaired log; move the old folder to quarantine.
-    ``harmed_ids`` has the queues of harmed frames (:func:`placed`). Raises UnsupportedStore if the
+    For ``place`` and ``queued``, see :class:`BuildJob`. Raises UnsupportedStore if the
     log has lost messages in the middle of a queue.
     """
     root = Path(layout.root)
@@ -485,7 +487,8 @@ def replace_queues(
         likely_end=log_end,
         is_live=False,
         rocksdb=folder,
-        place=partial(placed, found=harmed_ids),
+        place=place,
+        queued=queued,
     )
     built = build_here(job, progress).queues
     assert isinstance(built, RocksFiles)

@@ -2,9 +2,9 @@
 
 1. Tasks read the runs of the log, and report the queue offsets and the number of keys of each run
    (:class:`FoundRun`). A run is a part of the log with only valid frames.
-2. The driver reads the rest of the log. It finds the frames with a harmed topic or queue id
-   (:func:`find_harmed`), and the queues that tasks cannot write, because their queue offsets do not
-   simply increase (:func:`odd_queues`).
+2. The driver reads the rest of the log. It finds the harmed frames (:func:`find_harmed`), and the
+   queues that tasks cannot write, because their queue offsets do not simply increase
+   (:func:`odd_queues`).
 3. Tasks write index files and the entries of the other queues. The driver writes the odd queues.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import has_message
 from logquarry.repair.audit.harmed_ids import HarmedIds, Moved
+from logquarry.repair.audit.harmed_types import HarmedType, HarmedTypes
 from logquarry.repair.rebuild.queue_files import OldQueues, QueueFiles
 from logquarry.write.index_writer import IndexFileWriter
 from logquarry.write.queue_writer import MOST_OFFSET, QueuePart, parts_with_copies
@@ -161,10 +162,17 @@ def write_entries(
 
 
 def read_entries(
-    layout: StoreLayout, config: StoreConfig, spans: Iterable[tuple[int, int]]
+    layout: StoreLayout,
+    config: StoreConfig,
+    spans: Iterable[tuple[int, int]],
+    queued: Callable[[Followed], Followed] = lambda followed: followed,
 ) -> Iterator[dict[QueueKey, QueuePart]]:
-    """Yield queue -> entries for some runs. Raises CorruptFrame if the log has changed."""
-    return _again(layout, spans, lambda window, found: parts_with_copies(window, found, config))
+    """Yield queue -> entries for some runs. ``queued`` returns frames so that those with a harmed
+    transaction type get entries, too. Raises CorruptFrame if the log has changed.
+    """
+    return _again(
+        layout, spans, lambda window, found: parts_with_copies(window, queued(found), config)
+    )
 
 
 # --------------------------------------------------------------------------------------- index
@@ -286,14 +294,26 @@ class KeyCount:
             at += source.take
 
 
+class Harmed(NamedTuple):
+    """The harmed frames of a log, by physical offset: those with a harmed topic or queue id, and
+    those with a harmed transaction type. ``queues`` has the queues that the frames name, and their
+    right queues.
+    """
+
+    ids: dict[int, Moved]
+    types: dict[int, HarmedType]
+    queues: frozenset[QueueKey]
+
+
 def find_harmed(
     layout: StoreLayout,
     config: StoreConfig,
     old: OldQueues,
     runs: Sequence[FoundRun],
-) -> tuple[dict[int, Moved], frozenset[QueueKey]]:
+) -> Harmed:
     """Find the frames with a harmed topic or queue id
-    (:mod:`logquarry.repair.audit.harmed_ids`).
+    (:mod:`logquarry.repair.audit.harmed_ids`), or with a harmed transaction type
+    (:mod:`logquarry.repair.audit.harmed_types`).
 
     The right queue has the entry of such a frame at a queue offset that the runs lack. So the
     function reads only the frames of such entries, at most ``_MOST_READ``.
@@ -302,9 +322,6 @@ def find_harmed(
         old: the queues on the disk.
         runs: all runs of the log, in the log's order.
 
-    Returns:
-        Two values. First: physical offset -> both queues, for each such frame. Second: the queues
-        that these frames name, and their right queues.
     """
     seen: dict[QueueKey, Segments] = {key: [] for key in old}
     for run in runs:
@@ -335,13 +352,16 @@ def find_harmed(
                 if found is not None and found.queue_offset == offset + at:
                     spans[found.physical_offset] = found.physical_offset + found.size
     ids = HarmedIds(layout, old, old.get, is_3_1=config.is_3_1)
+    types = HarmedTypes(layout, old.get)
     touched: set[QueueKey] = set()
-    for entries in read_entries(layout, config, sorted(spans.items())):
+    for entries in read_entries(layout, config, sorted(spans.items()), types.queued):
         count = len(ids.found)
         ids.place(entries)
         if len(ids.found) > count:
             touched.update(entries)
-    return ids.found, frozenset(touched.union(found.right for found in ids.found.values()))
+    touched.update(found.right for found in ids.found.values())
+    touched.update(found.key for found in types.found.values())
+    return Harmed(ids.found, types.found, frozenset(touched))
 
 
 def _gaps(segments: Segments, end: int) -> Iterator[tuple[int, int]]:

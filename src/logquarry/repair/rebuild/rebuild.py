@@ -50,6 +50,7 @@ from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import queue_fault, unreadable_file
 from logquarry.repair.audit.expired_queues import StandIn, bridges, stand_in
 from logquarry.repair.audit.harmed_ids import HarmedIds
+from logquarry.repair.audit.harmed_types import HarmedTypes
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.build import (
@@ -311,7 +312,9 @@ class _Rebuild:
             folder = self._build / BATCH_QUEUE
             batch = BatchFiles(self.disk, folder, config.batch_queue_file_size)
         log, likely_end, found = self._audit(layout, queue_size, is_live=report.is_live)
-        old = {} if report.is_live else found
+        old: OldQueues = {}
+        if not report.is_live:
+            old = {key: one for key, one in found.items() if not isinstance(one, BatchQueue)}
         ids = HarmedIds(layout, found, found.get, is_3_1=config.is_3_1)
         job = BuildJob(
             layout=layout,
@@ -327,6 +330,7 @@ class _Rebuild:
             batch=batch,
             rocksdb=next(iter(rocksdb_folders(layout)), None),
             place=ids.place,
+            queued=HarmedTypes(layout, found.get).queued,
         )
         built = self.builder(job, progress)
         queues = built.queues
@@ -364,9 +368,7 @@ class _Rebuild:
     def _audit(
         self, layout: StoreLayout, queue_size: int, *, is_live: bool
     ) -> tuple[LogAudit, int, OldQueues]:
-        """Return the audit of the log, the log's likely end, and the usable old queues except batch
-        queues.
-        """
+        """Return the audit of the log, the log's likely end, and the usable old queues."""
         files = OpenFiles(layout)
         found = all_queues(layout, files)
         usable = [
@@ -378,7 +380,7 @@ class _Rebuild:
             )
             is None
         ]
-        old = {q.key: q for q in usable if not isinstance(q, BatchQueue)}
+        old = {queue.key: queue for queue in usable}
         if is_live:
             log = CommitLog(layout, files=files, last_entries=lambda: last_entries(layout, found))
             end = log.max_offset

@@ -53,6 +53,7 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.differences import names_damage
 from logquarry.repair.audit.harmed_ids import placed
+from logquarry.repair.audit.harmed_types import with_queued
 from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.build import replace_queues
 from logquarry.repair.rebuild.queue_files import KeyThread
@@ -153,7 +154,9 @@ class _Work:
                 layout = StoreLayout.open(self._root, self._config)
                 replace_queues(
                     *(layout, self._config, self._plan.rocksdb, self._plan.log_end),
-                    *(self._disk, self._clock, self._progress, self._plan.harmed_ids),
+                    *(self._disk, self._clock, self._progress),
+                    place=partial(placed, found=self._plan.harmed_ids),
+                    queued=partial(with_queued, harmed=self._plan.harmed_types),
                 )
             log.flush(0)
             sync_files(
@@ -248,18 +251,20 @@ class _Work:
         self._disk.copy(path, position, length, free_path(target))
 
     def _find_mendings(self) -> None:
-        """Collect and save the entries of lost messages, and of frames with a harmed queue id: a
-        later step cuts these entries off. Only these entries show the right queues.
+        """Collect and save the entries of lost messages, and of frames with a harmed queue id
+        or transaction type: a later step cuts these entries off. Only these entries show the right
+        queues.
         """
         layout = StoreLayout.open(self._root, self._config)
         files = OpenFiles(layout)
-        damage, ids = DamageMap(self._plan.damage), self._plan.harmed_ids
+        damage = DamageMap(self._plan.damage)
+        harmed = self._plan.harmed_ids.keys() | self._plan.harmed_types.keys()
         # An interrupted recovery may have cut the queues already, and saved these entries.
         noted = load_kept(self._kept_path)
 
         def is_kept(entry: QueueEntry) -> bool:
             return not entry.is_filler and (
-                entry.physical_offset in ids or names_damage(entry, damage)
+                entry.physical_offset in harmed or names_damage(entry, damage)
             )
 
         for queue in self._plan.queues:
@@ -267,7 +272,7 @@ class _Work:
                 continue
             entries: Iterable[tuple[int, QueueEntry]] = noted.get(queue.key, {}).items()
             has_fillers = queue_form(self._config, queue.key[0]).root == CONSUME_QUEUE
-            if has_fillers and (damage or ids) and queue.had_until > queue.keep_until:
+            if has_fillers and (damage or harmed) and queue.had_until > queue.keep_until:
                 start = self._plan.log_start
                 disk = ConsumeQueue(layout, *queue.key, log_min_offset=start, files=files)
                 entries = chain(entries, disk.entries(queue.keep_until, queue.end))

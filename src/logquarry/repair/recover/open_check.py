@@ -44,6 +44,7 @@ from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import FileFault, file_differences, queue_name
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.harmed_ids import HarmedIds
+from logquarry.repair.audit.harmed_types import HarmedTypes
 from logquarry.repair.audit.index import index_fault
 from logquarry.repair.audit.log import are_stale_bytes
 from logquarry.repair.recover.loss import require_consent
@@ -356,7 +357,8 @@ def _check_queues(
     known = known_damage(layout)
     there = {queue.key: queue for queue in queues}
     ids = HarmedIds(layout, there, there.get, is_3_1=config.is_3_1)
-    audits = QueueAudits(there, config, known, ids=ids)
+    types = HarmedTypes(layout, there.get)
+    audits = QueueAudits(there, config, known, ids=ids, types=types)
     # Read only up to ``stop``: the caller has already checked the bytes after it.
     reader = LogReader(layout, bound=stop, check_crc=config.check_crc_on_recover)
     for event in reader.events(start, stop):

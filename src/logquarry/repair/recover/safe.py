@@ -51,6 +51,7 @@ from logquarry.repair.audit.differences import (
 from logquarry.repair.audit.expired_queues import end_words, stand_in
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.harmed_ids import HarmedIds, Moved
+from logquarry.repair.audit.harmed_types import HarmedType, HarmedTypes
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, torn_end
 from logquarry.repair.audit.runs import EntryFacts
 from logquarry.repair.rebuild.build import folder_to_recover, why_replaced
@@ -91,6 +92,7 @@ class SafePlan(RecoveryPlan):
         misnamed: paths of the files in the log's folder that do not belong to the log.
         rocksdb: folder of the queues in RocksDB, if they must be built again.
         harmed_ids: physical offset -> both queues, for each frame with a harmed topic or queue id.
+        harmed_types: physical offset -> both types, for each frame with a harmed transaction type.
         harmed_offset: the harmed offset in the checkpoint, which the recovery sets to 0; or None.
     """
 
@@ -105,6 +107,7 @@ class SafePlan(RecoveryPlan):
     misnamed: tuple[str, ...] = ()
     rocksdb: str | None = None
     harmed_ids: Mapping[int, Moved] = field(default_factory=dict)
+    harmed_types: Mapping[int, HarmedType] = field(default_factory=dict)
     harmed_offset: int | None = None
 
 
@@ -177,8 +180,9 @@ class _Planner:
         ids = HarmedIds(
             *(layout, self._queues, self._queues.get, noted), is_3_1=is_3_1 or config.is_3_1
         )
+        types = HarmedTypes(layout, self._queues.get, noted)
         audits = QueueAudits(
-            *(self._queues, config, damage, transactions), mends=self._mends, ids=ids
+            *(self._queues, config, damage, transactions), mends=self._mends, ids=ids, types=types
         )
         pieces: list[tuple[int, int]] = []
         likely_end = bounds.likely_end or layout.commit_log.end
@@ -204,6 +208,9 @@ class _Planner:
         if ids.found:
             frames = plural(len(ids.found), "frame")
             self._words.append(f"{frames} named a wrong queue: the entries show the right one")
+        if types.found:
+            frames = plural(len(types.found), "frame")
+            self._words.append(f"{frames} had another transaction type: the entries stay")
         tail = lost_tail(layout, log.latest_timestamp)
         if tail is not None:
             self._words.append(tail)
@@ -246,6 +253,7 @@ class _Planner:
             misnamed=tuple(file.path for file, _ in misnamed),
             rocksdb=in_rocksdb,
             harmed_ids=ids.found,
+            harmed_types=types.found,
             harmed_offset=harmed,
             refused=refused,
         )

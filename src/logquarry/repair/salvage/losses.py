@@ -406,7 +406,8 @@ def stray_messages(
         for place, offset in sorted(story.strays.items()):
             reason = (
                 f"another message has offset {offset} of {key[0]}/{key[1]}: damage has changed the "
-                "frame's queue id or queue offset. The message is saved, but in no queue"
+                "frame's queue id, queue offset or transaction type. The message is saved, but in "
+                "no queue"
             )
             yield LostSpan(place, 0, HARMED_QUEUE_ID, layout.log_file(place), reason)
 

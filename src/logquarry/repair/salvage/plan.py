@@ -31,6 +31,7 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.harmed_ids import HarmedIds, Moved
+from logquarry.repair.audit.harmed_types import HarmedTypes, right_flags
 from logquarry.repair.audit.log import KnownBounds, LogAudit, are_stale_bytes, find_bounds
 from logquarry.repair.recover.loss import LossSearch, replaced_files
 from logquarry.repair.salvage import losses
@@ -88,6 +89,8 @@ class SalvagePlan:
         rotten_offsets: number of messages whose harmed queue offset is corrected.
         right_queues: old physical offset -> right queue, for each frame whose topic or queue id is
             harmed.
+        right_types: old physical offset -> right transaction type, for each frame with a harmed
+            transaction type.
         raised_times: number of messages that get the later store time of the previous message.
         lowered_times: old physical offset -> new store time, for each message that gets an earlier
             store time.
@@ -110,6 +113,7 @@ class SalvagePlan:
     queue_offsets: dict[int, int] = field(default_factory=dict)
     rotten_offsets: int = 0
     right_queues: dict[int, QueueKey] = field(default_factory=dict)
+    right_types: dict[int, int] = field(default_factory=dict)
     raised_times: int = 0
     lowered_times: dict[int, int] = field(default_factory=dict)
     ends: int = 0
@@ -174,6 +178,7 @@ class _Planner:
             key: queue for key, queue in self._queues.items() if not isinstance(queue, BatchQueue)
         }
         self._ids = HarmedIds(layout, files, files.get, is_3_1=self._config.is_3_1)
+        self._types = HarmedTypes(layout, self._queues.get)
         self._notes: dict[QueueKey, losses.QueueNotes] = {}
         self._framed: dict[QueueKey, losses.Pairs] = {}
         self._halves: list[Int64] = []
@@ -259,7 +264,8 @@ class _Planner:
     # --------------------------------------------------------------------------------- one run
     def _save(self, run: Run) -> None:
         self._place(run)
-        for window, found in follow_run(self._follower, run):
+        for window, followed in follow_run(self._follower, run):
+            found = self._types.queued(followed)
             requests = found.requests
             parts = self._ids.place(parts_with_copies(window, found, self._config))
             _note(self._notes, parts, requests, self._ids.found)
@@ -269,7 +275,9 @@ class _Planner:
             run.window, run.rows, ("sys_flag", "prepared_transaction_offset")
         )
         self._check_crcs(run)
-        kinds = fields["sys_flag"] & sys_flag.TRANSACTION_MASK
+        places = run.rows[:, POSITION].astype(np.int64) + run.window.base
+        rights = {place: found.right for place, found in self._types.found.items()}
+        kinds = right_flags(fields["sys_flag"], places, rights) & sys_flag.TRANSACTION_MASK
         ends = (kinds == sys_flag.TRANSACTION_COMMIT) | (kinds == sys_flag.TRANSACTION_ROLLBACK)
         if ends.any():
             self._halves.append(fields["prepared_transaction_offset"][ends].astype(np.int64))
@@ -380,6 +388,7 @@ class _Planner:
         self._times.finish()
         plan.raised_times, plan.lowered_times = self._times.raised, self._times.lowered
         plan.right_queues = {place: found.right for place, found in self._ids.found.items()}
+        plan.right_types = {place: found.right for place, found in self._types.found.items()}
         try:
             for key, notes in self._notes.items():
                 is_queued = partial(_is_queued, self._queues.get(key))

@@ -140,6 +140,7 @@ class Salvaged:
             "lowered_times": len(plan.lowered_times),
             "rotten_queue_offsets": plan.rotten_offsets,
             "rotten_queue_ids": len(plan.right_queues),
+            "rotten_transaction_types": len(plan.right_types),
             "ends_without_half": plan.ends,
             "wrong_property_crcs": plan.wrong_crcs,
             "stale": {

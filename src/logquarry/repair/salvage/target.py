@@ -1,7 +1,8 @@
 """Makes the new store of a salvage: its folder, its log and its other files.
 
 :class:`LogWriter` copies the frames. If necessary, it changes PHYSICALOFFSET, QUEUEOFFSET, QUEUEID,
-the topic, STORETIMESTAMP, PREPAREDTRANSACTIONOFFSET and the property CRC, but nothing else.
+the topic, SYSFLAG, STORETIMESTAMP, PREPAREDTRANSACTIONOFFSET and the property CRC, but nothing
+else.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from logquarry.log.walk import LogReader, Run
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.pops import KV_STORE
 from logquarry.read.queue import ConsumeQueue
+from logquarry.repair.audit.harmed_types import right_flags
 from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.salvage.losses import raised_from
@@ -300,9 +302,10 @@ def _unlock(descriptor: int | None) -> None:
 
 
 # ---------------------------------------------------------------------------------------- the log
-_LONG = np.arange(8)
+_LONG, _INT = np.arange(8), np.arange(4)
 _QUEUE_ID_AT = frame.HEAD.offsets["queue_id"]
 _QUEUE_OFFSET_AT = frame.HEAD.offsets["queue_offset"]
+_SYS_FLAG_AT = frame.HEAD.offsets["sys_flag"]
 _PHYSICAL_OFFSET_AT = frame.HEAD.offsets["physical_offset"]
 _FIELDS = ("sys_flag", "store_timestamp", "prepared_transaction_offset")
 _BODY_LENGTH_SIZE = 4
@@ -380,7 +383,8 @@ class LogWriter:
         raised = raised_from(self._last_time, wanted)
         self._last_time = int(raised[-1])
         late = np.flatnonzero(raised != times)
-        flags = fields["sys_flag"].astype(np.int64)
+        flags = right_flags(fields["sys_flag"], places, self._plan.right_types)
+        typed = np.flatnonzero(flags != fields["sys_flag"])
         # RECONSUMETIMES, PREPAREDTRANSACTIONOFFSET, BODYLEN and the body follow the hosts.
         prepared_at = at + rows[:, BODY_AT] - _BODY_LENGTH_SIZE - len(_LONG)
         if len(late):
@@ -398,11 +402,13 @@ class LogWriter:
         if len(changed):
             patches.append((at[changed] + _QUEUE_OFFSET_AT, offsets))
         harmed = np.flatnonzero(np.isin(places, list(self._plan.right_queues))).tolist()
-        if not patches and not harmed:
+        if not patches and not harmed and not len(typed):
             return data
         copy = data.copy()
         for where, values in patches:
             copy[where[:, None] + _LONG] = values.astype(">i8").view(np.uint8).reshape(-1, 8)
+        where = at[typed] + _SYS_FLAG_AT
+        copy[where[:, None] + _INT] = flags[typed].astype(">i4").view(np.uint8).reshape(-1, 4)
         for row in harmed:
             topic, queue_id = self._plan.right_queues[int(places[row])]
             start = int(at[row])

@@ -141,14 +141,33 @@ def test_a_harmed_queue_id_is_corrected(bits: int, number: int, two_queues: Path
 
 
 @pytest.mark.parametrize("bits", [4, 12])
-def test_a_frame_with_a_wrong_transaction_type_is_lost_in_its_queue(
-    bits: int, two_queues: Path
-) -> None:
-    """No CRC covers SYSFLAG. No queue gets half messages (4) and rollbacks (12)."""
+def test_a_wrong_transaction_type_is_corrected(bits: int, two_queues: Path) -> None:
+    """No CRC covers SYSFLAG. No queue gets half messages (4) and rollbacks (12), but this queue has
+    the message's entry.
+    """
     with lq.MessageStore.open(two_queues) as store:
         place = store.get("orders", 1, 10, 1).messages[0].physical_offset
     at = place + HEAD.offsets["sys_flag"] + 3
     flip(two_queues / "commitlog" / f"{0:020d}", at, bits)
+    assert lost_in(two_queues) == {}
+    into = two_queues.parent / "new"
+    salvaged = salvage_store(StoreLayout.open(two_queues).by_content(), into)
+    assert salvaged.is_whole
+    with lq.MessageStore.open(into) as store:
+        assert store.get("orders", 1, 10, 1).messages[0].sys_flag == 0
+    assert not verify_store(StoreLayout.open(into)).findings
+
+
+@pytest.mark.parametrize("bits", [4, 12])
+def test_a_frame_with_a_wrong_transaction_type_is_lost_in_its_queue(
+    bits: int, two_queues: Path
+) -> None:
+    """The entry in the queue has another tags code, so it does not prove that the type is wrong."""
+    with lq.MessageStore.open(two_queues) as store:
+        place = store.get("orders", 1, 10, 1).messages[0].physical_offset
+    at = place + HEAD.offsets["sys_flag"] + 3
+    flip(two_queues / "commitlog" / f"{0:020d}", at, bits)
+    flip(min((two_queues / "consumequeue" / "orders" / "1").iterdir()), 10 * 20 + 19, 1)
     assert lost_in(two_queues) == {("orders", 1): [(10, 11)]}
 
 
