@@ -157,10 +157,10 @@ class Consumer:
     def lag(self) -> int:
         """Count the messages after the consumer's positions (:meth:`position`).
 
-        Messages that the filter excludes also count.
+        Messages that the filter excludes also count; expired messages do not.
         """
         return sum(
-            max(0, self._reader.bounds(*key)[1] - slot.done - slot.given)
+            self._reader.count_from(*key, slot.done + slot.given)
             for key, slot in list(self._slots.items())
         )
 
