@@ -396,6 +396,8 @@ class Consumer:
         with self._lock:
             self._slots[old.key] = slot
             self._turns = [slot if other is old else other for other in self._turns]
+            # `old.key` has the checked arguments: a NumPy integer cannot be written as JSON.
+            topic, queue_id = old.key
             self._progress.offsets.commit(topic, self.group, queue_id, offset)
         self._is_disturbed = True
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 
 import logquarry as lq
@@ -293,6 +294,17 @@ def test_seek(store: StoreWriter) -> None:
             consumer.seek("t", 1, 0)
         with pytest.raises(UsageError, match="offset is -1"):
             consumer.seek("t", 0, -1)
+
+
+def test_seek_with_numbers_of_numpy(store: StoreWriter) -> None:
+    fill(store, 10)
+    with store.consumer("g", "t", timeout=0) as consumer:
+        consumer.seek("t", np.array(0), np.int64(4))  # type: ignore[arg-type]
+        consumer.seek("t", np.int64(0), np.int64(5))  # type: ignore[arg-type]
+        consumer.commit()
+        assert saved(store)["t", "g"] == {0: 5}
+        assert numbers(consumer) == list(range(5, 10))
+    assert saved(store)["t", "g"] == {0: 10}
 
 
 def test_offsets_that_a_queue_does_not_have(
