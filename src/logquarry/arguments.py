@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from datetime import date
 from functools import cache
 from operator import index
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeGuard, TypeVar
 
 from logquarry.errors import UsageError, WrongType
 from logquarry.text import time_ms as parse_time
@@ -162,9 +162,14 @@ def names(value: object, field: str) -> list[str]:
     if isinstance(value, str):
         return [text(value, field)]
     is_other = isinstance(value, (bytes, bytearray, memoryview, Mapping))
-    if is_other or not isinstance(value, Iterable):
+    if is_other or not is_iterable(value):
         refuse_type(value, field, "a name, or a sequence of names")
     return [text(name, f"each name of {field}") for name in value]
+
+
+def is_iterable(value: object) -> TypeGuard[Iterable[object]]:
+    """Return whether a value can be iterated. NumPy's arrays without a dimension cannot."""
+    return isinstance(value, Iterable) and getattr(value, "shape", None) != ()
 
 
 _KEYS: Final = "text, or a sequence of words"

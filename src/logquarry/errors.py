@@ -5,7 +5,8 @@
     LogquarryError
     ├── UsageError            invalid option or argument (CLI exit code 2)
     │   ├── WrongType         an argument of a wrong type; also a TypeError
-    │   └── BadFilter         invalid SQL92 filter: column and reason
+    │   ├── BadFilter         invalid SQL92 filter: column and reason
+    │   └── MissingExtra      a package that the call needs is not installed
     ├── SourceNotReadable     an import's source cannot be read, or is not an export (exit code 3)
     ├── BadRow                a row of an import is not a message: path, number, reason (code 1)
     ├── JavaNotFound          no Java that Spark can run on (in spark/session.py)
@@ -78,6 +79,10 @@ class BadFilter(UsageError):
         self.expression = expression
         self.column = column
         self.reason = reason
+
+
+class MissingExtra(UsageError):
+    """A package that the call needs is not installed. The text names the extra to install."""
 
 
 class SourceNotReadable(LogquarryError):

@@ -309,7 +309,8 @@ def require_messages(messages: object, field: str) -> Sequence[Message]:
 def require_iterable(messages: object, field: str) -> Iterable[object]:
     """Raise WrongType if an argument is not an iterable of messages. The items are not checked."""
     takes = "several messages, as Message objects or Arrow columns"
-    if isinstance(messages, (Message, str, bytes, Mapping)) or not isinstance(messages, Iterable):
+    is_other = isinstance(messages, (Message, str, bytes, memoryview, Mapping))
+    if is_other or not arguments.is_iterable(messages):
         arguments.refuse_type(messages, field, f"{takes} (put takes one Message)")
     if hasattr(messages, "columns"):
         arguments.refuse_type(

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from logquarry.errors import StoreUnavailable, UsageError
+from logquarry.errors import MissingExtra, StoreUnavailable
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.store.schedule.delivery import DELAYS_S
 from logquarry.store.single_calls import SIZES
@@ -34,7 +34,7 @@ try:
     )
     from prometheus_client.registry import Collector, CollectorRegistry
 except ModuleNotFoundError as _error:
-    raise UsageError(
+    raise MissingExtra(
         "metrics need the package prometheus-client: pip install 'logquarry[metrics]'"
     ) from _error
 

@@ -239,3 +239,45 @@ def test_hdfs_without_hadoop_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(shown.stderr.splitlines()) == 1
     assert shown.stderr.startswith("error: hdfs://nowhere:9000/store: ")
     assert "HDFS needs Hadoop's libraries" in shown.stderr
+
+
+WITHOUT = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {name!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+sys.argv[0] = "logquarry"
+from logquarry.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "arguments"),
+    [
+        ("altair", "'logquarry[report]'", ["report", "STORE", "--html", "OUT"]),
+        ("pyarrow", "pyarrow", ["report", "STORE", "--html", "OUT"]),
+        ("pyarrow", "pyarrow", ["verify", "STORE"]),
+        ("prometheus_client", "'logquarry[metrics]'", ["stats", "STORE", "--prometheus"]),
+        ("fsspec", "'logquarry[remote]'", ["info", "zip://store"]),
+    ],
+)
+def test_a_missing_package(
+    name: str, step: str, arguments: list[str], damaged_store: Path, tmp_path: Path
+) -> None:
+    places = {"STORE": str(damaged_store), "OUT": str(tmp_path / "out")}
+    words = [places.get(word, word) for word in arguments]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT.format(name=name), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.endswith(f": pip install {step}\n")
+    assert done.returncode == 2
+    assert not (tmp_path / "out").exists()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import logquarry as lq
-from logquarry.arguments import integer, number, seconds
+from logquarry.arguments import integer, names, number, seconds
 from logquarry.errors import UsageError, WrongType
 from logquarry.replication import (
     ConfigServer,
@@ -214,6 +214,11 @@ def test_an_array_is_no_number(value: object) -> None:
         seconds(value)
     with pytest.raises(WrongType, match="ratio takes a number"):
         number(value, "ratio")
+
+
+def test_an_array_without_a_dimension_is_no_sequence() -> None:
+    with pytest.raises(WrongType, match="topics takes a name, or a sequence of names, not an obj"):
+        names(np.array("t"), "topics")
 
 
 def test_numbers_that_python_refuses_to_format() -> None:

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from logquarry.errors import UsageError
+from logquarry.errors import MissingExtra
 
 Pairs = list[tuple[bytes, bytes]]
 Put = Callable[[bytes, bytes], object]
@@ -99,7 +99,7 @@ def bench_peer(
     database.
     """
     if find_spec(name) is None:
-        raise UsageError(f"{name} is not installed. Install it: pip install {name}")
+        raise MissingExtra(f"{name} is not installed. Install it: pip install {name}")
     root = tempfile.mkdtemp(prefix="bench-", dir=folder)
     try:
         with PEERS[name](root) as (put, put_many):

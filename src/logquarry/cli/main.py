@@ -89,6 +89,15 @@ class _Commands(click.Group):
                 except OSError:
                     _close_stdout()
                 ctx.exit(exit_code(error))
+            except ModuleNotFoundError as error:
+                name = (error.name or "").partition(".")[0]
+                if name in ("", "logquarry"):
+                    raise
+                # pip has not installed a package that is not optional, or it was removed later.
+                output.error(
+                    f"the command needs {name}, which is not installed: pip install {name}"
+                )
+                ctx.exit(ExitCode.USAGE)
             except Exception as error:
                 # After Ctrl-C, this error can be a KeyboardInterrupt that an extension module has
                 # turned into another exception.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from logquarry import text
 from logquarry.cli.output import Output
-from logquarry.errors import LogquarryError
+from logquarry.errors import LogquarryError, MissingExtra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class SparkTrouble(LogquarryError):
-    """Spark is not installed, or Spark failed."""
+    """Spark failed."""
 
 
 @contextmanager
 def session(master: str) -> Iterator[SparkSession]:
     """Yield a Spark session; at the end, stop it unless it existed before."""
     if find_spec("pyspark") is None:
-        raise SparkTrouble(
+        raise MissingExtra(
             "the command needs PySpark, which is not installed: pip install 'logquarry[spark]'"
         )
     from pyspark import SparkContext

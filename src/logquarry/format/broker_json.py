@@ -155,6 +155,9 @@ class ObjectKeys(list[tuple[Any, Any]]):
     """The (key, value) pairs of a map whose keys are objects; fastjson writes ``{{"a":1}:2}``."""
 
 
+_NAMES: Final = {None: "null", True: "true", False: "false"}
+
+
 def compact(value: Any, *, quote_keys: bool = False) -> str:
     """Encode a document as fastjson's ``toJSONString(value)``, for bodies of the remoting protocol.
 
@@ -165,15 +168,22 @@ def compact(value: Any, *, quote_keys: bool = False) -> str:
 
 
 def _encoded(value: Any, depth: int | None, *, quote_keys: bool = False) -> str:
+    # A document can have a million of members, so check the common types first.
+    kind = type(value)
+    if kind is str:
+        return _string(value)
+    if kind is int:
+        return str(value)
     # Without `depth`, there are no line breaks.
     inner = None if depth is None else depth + 1
     before = "" if inner is None else "\n" + "\t" * inner
     members: list[str] = []
-    if isinstance(value, Mapping | ObjectKeys):
-        for key, item in value.items() if isinstance(value, Mapping) else value:
+    if kind is dict or isinstance(value, Mapping | ObjectKeys):
+        is_mapping = kind is dict or isinstance(value, Mapping)
+        for key, item in value.items() if is_mapping else value:
             if isinstance(key, int) and not quote_keys:
                 name = str(key)
-            elif isinstance(value, Mapping):
+            elif is_mapping:
                 name = before + _string(str(key))
             else:
                 name = _encoded(key, inner, quote_keys=quote_keys)
@@ -183,6 +193,8 @@ def _encoded(value: Any, depth: int | None, *, quote_keys: bool = False) -> str:
         members += [before + _encoded(item, inner, quote_keys=quote_keys) for item in value]
         ends = "[]"
     else:
+        if value is None or kind is bool:
+            return _NAMES[value]
         return _string(value) if isinstance(value, str) else json.dumps(value, allow_nan=False)
     if not members:
         return ends

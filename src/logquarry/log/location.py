@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logquarry import arguments
 from logquarry.config import StoreConfig
-from logquarry.errors import StoreNotFound, UsageError
+from logquarry.errors import MissingExtra, StoreNotFound, UsageError
 from logquarry.log.filesystem import ArrowFileSystem, FileSystem, LocalFileSystem
 from logquarry.log.log_place import configured_folders
 from logquarry.log.store_files import (
@@ -143,11 +143,11 @@ def arrow_folder(
         from fsspec.core import url_to_fs
     except ImportError as error:
         hint = "fsspec may know it: pip install 'logquarry[remote]'"
-        raise UsageError(trouble + hint) from error
+        raise MissingExtra(trouble + hint) from error
     try:
         made, base = url_to_fs(url, **(storage_options or {}))
     except ImportError as error:
-        raise UsageError(f"{trouble}needs a package that is not installed: {error}") from error
+        raise MissingExtra(f"{trouble}needs a package that is not installed: {error}") from error
     except (ValueError, OSError) as error:
         raise UsageError(f"{trouble}{error}") from error
     return pafs.PyFileSystem(pafs.FSSpecHandler(made)), base

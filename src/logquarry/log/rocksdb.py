@@ -23,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from logquarry.errors import CorruptFile, LogquarryError, UsageError
+from logquarry.errors import CorruptFile, LogquarryError, MissingExtra, UsageError
 from logquarry.format import broker_json
 from logquarry.format.broker_json import FOLDER_V2, FOLDERS_V1
 from logquarry.log.filesystem import FileSystem, LocalFileSystem
@@ -109,19 +109,19 @@ def is_installed() -> bool:
     return True
 
 
-def needs_package(what: str) -> UsageError:
+def needs_package(what: str) -> MissingExtra:
     """Make the error for a missing package. ``what`` is the start of the message, which continues
     with "in RocksDB".
     """
-    return UsageError(
+    return MissingExtra(
         f"{what} in RocksDB, and the package rocksdict is not installed: "
         "pip install 'logquarry[rocksdb]'"
     )
 
 
 class RocksDb:
-    """A snapshot of a RocksDB database. The constructor raises UsageError if ``rocksdict`` is not
-    installed, and CorruptFile if RocksDB cannot read the folder.
+    """A snapshot of a RocksDB database. The constructor raises MissingExtra if ``rocksdict`` is
+    not installed, and CorruptFile if RocksDB cannot read the folder.
     """
 
     def __init__(self, filesystem: FileSystem, folder: str) -> None:

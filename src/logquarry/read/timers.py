@@ -396,10 +396,13 @@ class PendingTimers:
 
     @property
     def detail(self) -> str:
-        """The number of waiting messages, as a sentence for a user."""
+        """The number of waiting messages, as a sentence for a user.
+
+        Of the messages that are not in the wheel, only the log shows which ones were delivered.
+        """
         count = self.in_wheel + self.in_queue
         waits = counted(count, "timer message waits for its", "timer messages wait for their")
-        return f"{waits} time"
+        return f"at most {waits} time" if self.in_queue else f"{waits} time"
 
     def __bool__(self) -> bool:
         return self.in_wheel + self.in_queue > 0

@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.disk.config_file import delay_offsets
-from logquarry.errors import LogquarryError
+from logquarry.errors import MissingExtra
 from logquarry.format import properties as props
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.verification import verify_store
@@ -194,10 +194,6 @@ _STATES: Final = {
     "live": "open",
     "crashed": "not shut down cleanly",
 }
-
-
-class MissingExtra(LogquarryError):
-    """A package that is necessary for a report is not installed."""
 
 
 def store_report(

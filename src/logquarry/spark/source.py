@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from logquarry.errors import UsageError
+from logquarry.errors import MissingExtra, UsageError
 from logquarry.spark.columns import (
     DataSource,
     DataSourceReader,
@@ -364,7 +364,7 @@ def _text(name: str, value: Any) -> str:
 
 def _by_map(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
     if find_spec("pandas") is None:
-        raise UsageError(
+        raise MissingExtra(
             "read on Spark 3.5 uses mapInArrow, which needs the package pandas: pip install "
             "'logquarry[spark]'"
         )

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
 import logquarry as lq
@@ -99,20 +100,19 @@ READS: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
 }
 
 RULES = lq.RetentionRules(keep_bytes=0)
+NO_LISTS: Final = ("x", 5, ["x"], lq.Message("t"), np.array(1), memoryview(np.zeros((2, 2))))
 WRITES: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
     "put": ({}, {"message": (*MESSAGE, None, ("t",) * 17)}),
     "put_async": ({}, {"message": (*MESSAGE, None, ("t",) * 17)}),
     "put_batch": (
         {},
-        {"messages": ("x", 5, ["x"], [None], lq.Message("t")), "wire": NO_BYTES}
-        | {"message": MESSAGE},
+        {"messages": (*NO_LISTS, [None]), "wire": NO_BYTES} | {"message": MESSAGE},
     ),
     "put_batch_async": (
         {},
-        {"messages": ("x", 5, ["x"], [None], lq.Message("t")), "wire": NO_BYTES}
-        | {"message": MESSAGE},
+        {"messages": (*NO_LISTS, [None]), "wire": NO_BYTES} | {"message": MESSAGE},
     ),
-    "put_many": ({}, {"messages": ("x", 5, ["x"], [None] * 99, {}, None, lq.Message("t"), THING)}),
+    "put_many": ({}, {"messages": (*NO_LISTS, [None] * 99, {}, None, THING)}),
     "append_data": (
         {"offset": 0, "data": b""},
         {"offset": (*NO_INT, None, -1), "data": (*NO_BYTES, None)},

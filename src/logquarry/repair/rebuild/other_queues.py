@@ -141,8 +141,8 @@ _NOT_OF_ROCKSDB: Final = ("rocksdict-config.json", "LOG", "LOG.old.*")
 
 class RocksFiles(QueueFiles):
     """Builds the queues of one store in RocksDB, with the records that a broker would write.
-    RocksDB writes and syncs its files without :mod:`logquarry.disk.disk`. Raises UsageError if the
-    package ``rocksdict`` is missing.
+    RocksDB writes and syncs its files without :mod:`logquarry.disk.disk`. Raises MissingExtra
+    if the package ``rocksdict`` is missing.
     """
 
     def __init__(self, disk: Disk, folder: Path, file_size: int, old: OldQueues) -> None:

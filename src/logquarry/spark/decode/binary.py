@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from logquarry.errors import UsageError
+from logquarry.errors import MissingExtra, UsageError
 from logquarry.spark.decode.base import BodyDecoder, NotOfTheSchema, check_struct
 
 _SIMPLE: Final = {
@@ -48,7 +48,7 @@ class AvroDecoder(BodyDecoder):
         try:
             from fastavro.schema import parse_schema
         except ModuleNotFoundError:
-            raise UsageError(
+            raise MissingExtra(
                 "Avro needs the package fastavro: pip install 'logquarry[lakehouse]'"
             ) from None
         self._schema = schema
@@ -234,7 +234,7 @@ class ProtobufDecoder(BodyDecoder):
         try:
             from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
         except ModuleNotFoundError:
-            raise UsageError(
+            raise MissingExtra(
                 "Protobuf needs the package protobuf: pip install 'logquarry[lakehouse]'"
             ) from None
         self._given = descriptors, message

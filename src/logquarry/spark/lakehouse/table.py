@@ -17,7 +17,7 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import unquote
 
-from logquarry.errors import StoreUnavailable, UsageError
+from logquarry.errors import MissingExtra, StoreUnavailable, UsageError
 from logquarry.spark.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -348,12 +348,12 @@ def check_location(folder: OutputFolder, package: str, marks: str = "") -> None:
 
 
 def require_package(module: str) -> None:
-    """Import a module; raise UsageError if its package is not installed."""
+    """Import a module; raise MissingExtra if its package is not installed."""
     try:
         import_module(module)
     except ModuleNotFoundError:
         name = module.partition(".")[0]
-        raise UsageError(
+        raise MissingExtra(
             f"tables need the package {name}: pip install 'logquarry[lakehouse]'"
         ) from None
 

@@ -157,10 +157,10 @@ class Consumer:
     def lag(self) -> int:
         """Count the messages after the consumer's positions (:meth:`position`).
 
-        Messages that the filter excludes also count.
+        Messages that the filter excludes also count; expired messages do not.
         """
         return sum(
-            max(0, self._reader.bounds(*key)[1] - slot.done - slot.given)
+            self._reader.count_from(*key, slot.done + slot.given)
             for key, slot in list(self._slots.items())
         )
 
@@ -396,6 +396,8 @@ class Consumer:
         with self._lock:
             self._slots[old.key] = slot
             self._turns = [slot if other is old else other for other in self._turns]
+            # `old.key` has the checked arguments: a NumPy integer cannot be written as JSON.
+            topic, queue_id = old.key
             self._progress.offsets.commit(topic, self.group, queue_id, offset)
         self._is_disturbed = True
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 
 import logquarry as lq
@@ -17,9 +18,11 @@ from logquarry.store.consumer import consumer as consumer_module
 from logquarry.store.consumer.consumer import Consumer
 from logquarry.store.consumer.source import MOST_AT_ONCE
 from logquarry.store.message_store import StoreWriter
+from logquarry.testing.clock import FakeClock
 from tests.helpers.consumer_stores import LONG, fill, numbers, saved
 from tests.helpers.failing_disk import EIO, FaultyDisk
-from tests.helpers.small_store import opened
+from tests.helpers.retention_stores import FILE, put_all, retain
+from tests.helpers.small_store import NOW, config, opened
 
 
 @pytest.fixture(name="store")
@@ -293,6 +296,17 @@ def test_seek(store: StoreWriter) -> None:
             consumer.seek("t", 0, -1)
 
 
+def test_seek_with_numbers_of_numpy(store: StoreWriter) -> None:
+    fill(store, 10)
+    with store.consumer("g", "t", timeout=0) as consumer:
+        consumer.seek("t", np.array(0), np.int64(4))  # type: ignore[arg-type]
+        consumer.seek("t", np.int64(0), np.int64(5))  # type: ignore[arg-type]
+        consumer.commit()
+        assert saved(store)["t", "g"] == {0: 5}
+        assert numbers(consumer) == list(range(5, 10))
+    assert saved(store)["t", "g"] == {0: 10}
+
+
 def test_offsets_that_a_queue_does_not_have(
     store: StoreWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -300,8 +314,25 @@ def test_offsets_that_a_queue_does_not_have(
     with store.consumer("g", "t", timeout=0) as consumer:
         # As in RocketMQ: a queue that begins at 0 may be a new queue of that name.
         consumer.seek("t", 0, 99)
+        assert consumer.lag() == 10
         assert numbers(consumer) == list(range(10))
     assert "no message at offset 99" in caplog.text
+
+
+def test_the_lag_does_not_count_expired_messages(tmp_path: Path) -> None:
+    clock = FakeClock(NOW)
+    with StoreWriter.start(tmp_path / "s", config=config(), clock=clock) as store:
+        put_all(store, clock)
+        with store.consumer("g", "t", timeout=0) as consumer:
+            consumer.commit()
+    retain(tmp_path / "s", apply=True, keep_bytes=3 * FILE)
+    with opened(tmp_path / "s") as store, store.consumer("g", "t", timeout=0) as consumer:
+        lag = consumer.lag()
+        assert consumer.position("t", 0) == 0 and store.queue_offsets("t", 0)[0] > 0
+        assert lag == len(list(consumer)) > 0
+        first, end = store.queue_offsets("t", 0)
+        consumer.seek("t", 0, end + 1)
+        assert first > 0 and consumer.lag() == 0 and not list(consumer)
 
 
 # --------------------------------------------------------------------------------- the offset file

@@ -15,7 +15,8 @@ from logquarry.format import properties as props
 from logquarry.format import timer
 from logquarry.format.frame import Frame
 from logquarry.log.layout import StoreLayout
-from logquarry.read.timers import timers_of
+from logquarry.read.features import find_features
+from logquarry.read.timers import CHECK, timers_of
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.clock import FakeClock
 from tests.helpers.small_store import config as small_config
@@ -58,6 +59,23 @@ def test_a_timer_message_waits_for_its_time(tmp_path: Path) -> None:
         (last,) = [m for m in store.scan() if m.topic == "t" and m.body == b"at"]
         assert last.queue_id == 2 and last.properties[props.TIMER_OUT_MS] == str(NOW + 2_500)
         assert last.properties[props.TIMER_DEQUEUE_MS] == str(clock.now)
+
+
+def test_without_the_wheel_some_messages_may_be_delivered(tmp_path: Path) -> None:
+    """An import copies the messages, but not the wheel."""
+    clock = FakeClock(NOW)
+    with opened(tmp_path, clock) as store:
+        for delay in (1_500, 9_000):
+            store.put(lq.Message("t", b"x", delay_ms=delay))
+        clock.now = NOW + 2_500
+        assert store.deliver_due() == 1
+    feature = find_features(StoreLayout.open(tmp_path)).get("timers")
+    assert feature is not None and feature.detail == "1 timer message waits for its time"
+    (tmp_path / timer.WHEEL).unlink()
+    (tmp_path / CHECK).unlink()
+    feature = find_features(StoreLayout.open(tmp_path)).get("timers")
+    assert feature is not None and feature.detail.startswith("at most 2 timer messages wait for")
+    assert len(waiting(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("many", [False, True])
