@@ -274,6 +274,21 @@ def test_schema_subset(spark: SparkSession, real: Path, messages: list[dict[str,
     assert sorted(row[0] for row in strict.collect()) == sorted(m["topic"] for m in messages)
 
 
+def test_a_schema_cannot_forbid_null_in_a_column_with_nulls(
+    spark: SparkSession, real: Path
+) -> None:
+    """Spark would believe the schema, and `tags IS NULL` would find no message."""
+    reader = spark.read.format("rocketmq")
+    for kind, given in (
+        ("native", "topic string, tags string not null"),
+        ("kafka", "KEY binary not null"),
+    ):
+        strict = reader.option("schema", kind).schema(given)
+        ours, _ = error_of(strict.load(str(real)).collect)
+        assert isinstance(ours, UsageError)
+        assert re.search(r"the column (tags|KEY) can be null: leave NOT NULL out", str(ours))
+
+
 def test_schema_in_another_spelling(
     spark: SparkSession, real: Path, messages: list[dict[str, Any]]
 ) -> None:

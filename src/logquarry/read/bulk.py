@@ -126,12 +126,13 @@ _MOST_NAMES: Final = 5
 
 def warn_of_unknown_topics(layouts: Sequence[StoreLayout], wanted: MessageFilter) -> None:
     """Log a warning for each topic in the filter that no store has, and for a topic pattern that no
-    topic matches.
+    topic matches. The topics of queue ranges count too: with a misspelled topic, the read ignores
+    the range.
 
     There is no warning if the topics of a store cannot be listed. An unknown topic is no error,
     because the log may have messages of the topic that were not dispatched to a queue yet.
     """
-    if wanted.topics is None and wanted.topic_pattern is None:
+    if wanted.topics is None and wanted.topic_pattern is None and not wanted.queue_ranges:
         return
     found: set[str] = set()
     # Try the cheapest source first. The names of queues are cached, but opening RocksDB is slow.
@@ -155,7 +156,8 @@ def warn_of_unknown_topics(layouts: Sequence[StoreLayout], wanted: MessageFilter
 
 
 def _missing(wanted: MessageFilter, found: set[str]) -> list[str]:
-    return sorted((wanted.topics or frozenset()) - found)
+    ranges = {topic for topic, _ in wanted.queue_ranges or ()}
+    return sorted(((wanted.topics or frozenset()) | ranges) - found)
 
 
 def _with_queues(layout: StoreLayout) -> set[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -197,11 +197,14 @@ def struct_of(options: ReadOptions) -> StructType:
     Kafka's columns are all nullable. Native columns that every message has are not nullable, so
     Spark does not test each value for null.
     """
-    kinds = _kinds(options)
-    always = () if options.is_kafka else [c.name for c in schema.COLUMNS if not c.optional]
+    kinds, always = _kinds(options), _never_null(options)
     return types.StructType(
         [types.StructField(n, _TYPES[kinds[n]], n not in always) for n in options.names]
     )
+
+
+def _never_null(options: ReadOptions) -> Collection[str]:
+    return () if options.is_kafka else [c.name for c in schema.COLUMNS if not c.optional]
 
 
 def _kinds(options: ReadOptions) -> dict[str, str]:
@@ -227,7 +230,7 @@ def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
     given = struct.fieldNames()
     if not given:
         raise UsageError("schema: it has no columns")
-    kinds = _kinds(options)
+    kinds, always = _kinds(options), _never_null(options)
     names = options.check_names(given)
     if options.columns is not None and set(names) != set(options.columns):
         raise UsageError(
@@ -238,4 +241,7 @@ def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
         theirs = field.dataType.simpleString()
         if theirs != kinds[name]:
             raise UsageError(f"schema: the column {field.name} is {kinds[name]}, not {theirs}")
+        if not field.nullable and name not in always:
+            # Spark would skip its tests for null: `tags IS NULL` would find no message.
+            raise UsageError(f"schema: the column {field.name} can be null: leave NOT NULL out")
     return names

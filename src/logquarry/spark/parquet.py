@@ -56,11 +56,11 @@ _DICTIONARY: Final = (
     "prepared_transaction_offset", "tags", "tags_code",
 )  # fmt: skip
 _DICTIONARY_PATHS: Final = {"properties": "properties.key_value.key"}
-# Columns whose minimum and maximum each row group records, for range queries.
-_STATISTICS: Final = (
+STATISTICS: Final = (
     "broker", "topic", "queue_id", "queue_offset", "physical_offset", "store_timestamp",
     "born_timestamp", "tags",
 )  # fmt: skip
+"""Columns whose minimum and maximum each row group records, for range queries."""
 _ASCENDING: Final = ("queue_offset", "physical_offset", "store_timestamp", "born_timestamp")
 
 
@@ -400,7 +400,7 @@ def writer_settings(schema: pa.Schema) -> dict[str, Any]:
             *(name for name in columns if name in _DICTIONARY),
             *(path for name, path in _DICTIONARY_PATHS.items() if name in columns),
         ],
-        "write_statistics": [name for name in columns if name in _STATISTICS],
+        "write_statistics": [name for name in columns if name in STATISTICS],
         "column_encoding": {n: "DELTA_BINARY_PACKED" for n in columns if n in _ASCENDING},
     }
 

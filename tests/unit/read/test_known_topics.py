@@ -52,6 +52,14 @@ def test_the_warning_names_the_nearest_topic(
     assert told(caplog, layout) == []
 
 
+def test_the_topics_of_queue_ranges_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    layout = made(tmp_path, "orders", "Payments")
+    assert told(caplog, layout, queue_ranges={("orders", 0): (1, None)}) == []
+    assert told(caplog, layout, queue_ranges={("payments", 0): (1, None)}) == [
+        f"{tmp_path}: no queue has the topic 'payments' (did you mean 'Payments'?)"
+    ]
+
+
 def test_one_of_several_stores_is_enough(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     layouts = made(tmp_path / "a", "orders"), made(tmp_path / "b", "payments")
     assert told(caplog, *layouts, topics=frozenset({"orders", "payments"})) == []

@@ -217,6 +217,65 @@ def test_times_beyond_all_calendars(lake: Lake, tmp_path: Path) -> None:
     assert lake.table().select(["body"]).num_rows == 3
 
 
+@pytest.mark.parametrize("part", [[], ["topic"], ["broker", "topic", "queue_id", "day"]])
+@pytest.mark.parametrize("schema", ["native", "kafka"])
+def test_a_filter_on_any_column_finds_the_rows(
+    tmp_path: Path, schema: str, part: list[str]
+) -> None:
+    """deltalake hid the rows of a file that had statistics of some columns only."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from deltalake import DeltaTable
+
+    from logquarry.testing.builder import StoreBuilder
+
+    put(tmp_path / "store", b"1", b"2", tags="paid", keys="k")
+    put(tmp_path / "store", b"3")
+    put(tmp_path / "untagged", b"4")
+    with StoreBuilder(tmp_path / "beyond") as builder:
+        # A time that no bound in Delta's JSON can have.
+        for number, time in enumerate([0, 9_000_000_000_000_000]):
+            builder.put("orders", b"%d" % number, store_timestamp=time)
+    places = [tmp_path / name for name in ("store", "untagged", "beyond")]
+    columns = part if schema == "native" else part[1:2]
+    Lake("delta", tmp_path / "lake").export(places, {"schema": schema}, partition_by=columns)
+    table = DeltaTable(tmp_path / "lake")
+    whole, files = table.to_pyarrow_table(), table.to_pyarrow_dataset()
+    assert whole.num_rows == 6
+    for name in whole.column_names:
+        if pa.types.is_nested(whole[name].type):
+            continue
+        for value in whole[name]:
+            wanted = pc.field(name) == value if value.is_valid else pc.field(name).is_null()
+            assert files.filter(wanted).count_rows() == whole.filter(wanted).num_rows
+
+
+def test_a_table_without_the_names_of_its_indexed_columns(tmp_path: Path) -> None:
+    """Earlier versions did not name these columns in the table's properties."""
+    from deltalake import DeltaTable
+
+    put(tmp_path / "store", b"1", tags="paid")
+    lake = Lake("delta", tmp_path / "lake")
+    lake.export(tmp_path / "store")
+    more = {"delta.dataSkippingStatsColumns": ""}
+    DeltaTable(tmp_path / "lake").alter.set_table_properties(more, raise_if_not_exists=False)
+    put(tmp_path / "store", b"2")
+    lake.export(tmp_path / "store")
+    actions = DeltaTable(tmp_path / "lake").get_add_actions(flatten=True)
+    rows = {tuple(row) for row in _rows(actions.select(["num_records"]))}
+    assert rows == {(1,)}
+    added = [
+        json.loads(line)
+        for file in sorted((lake.dest / "_delta_log").glob("*.json"))
+        for line in file.read_text().splitlines()
+        if '"add"' in line
+    ]
+    assert [sorted(json.loads(one["add"]["stats"])) for one in added] == [
+        ["maxValues", "minValues", "nullCount", "numRecords"],
+        ["numRecords"],
+    ]
+
+
 def test_the_table_tells_what_it_was_begun_with(tmp_path: Path) -> None:
     from deltalake import DeltaTable
 

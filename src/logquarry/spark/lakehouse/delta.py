@@ -32,6 +32,7 @@ from logquarry.spark.lakehouse.table import (
     text_bound,
 )
 from logquarry.spark.output import OutputFolder
+from logquarry.spark.parquet import STATISTICS
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -41,6 +42,14 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY: Final = "day"
 _FORGET: Final = "delta.setTransactionRetentionDuration"
 """Property of a table: time after which Delta drops the application transactions."""
+_INDEXED: Final = "delta.dataSkippingStatsColumns"
+"""Property of a table: the columns that have statistics in the log.
+
+The package `deltalake` expects statistics of all other columns too if a table lacks the property.
+If a file then has statistics of some columns only, a filter on another column finds no row of the
+file (`DeltaTable.to_pyarrow_table` and `to_pyarrow_dataset`, deltalake 1.6).
+"""
+_INDEXED_COUNT: Final = "delta.dataSkippingNumIndexedCols"
 
 
 class Delta:
@@ -117,13 +126,16 @@ class Delta:
 
         if _DAY in partition_by:
             schema = schema.append(pa.field(_DAY, pa.date32()))
+        # Delta refuses partition columns in the property.
+        indexed = [n for n in schema.names if n in STATISTICS and n not in partition_by]
+        index = {_INDEXED: ",".join(indexed)} if indexed else {_INDEXED_COUNT: "0"}
         with self._our_errors():
             DeltaTable.create(
                 self.folder.location,
                 schema=Schema.from_arrow(schema),
                 mode="error",
                 partition_by=list(partition_by) or None,
-                configuration={PROPERTY: document},
+                configuration={PROPERTY: document, **index},
                 storage_options=self._options,
                 raise_if_key_not_exists=False,
             )
@@ -135,13 +147,15 @@ class Delta:
         table = self._there()
         check_unmoved(self.name, _marks(table, marks), before)
         types = {field.name: field.type for field in pa.schema(table.schema().to_arrow())}
+        indexed = table.metadata().configuration.get(_INDEXED, "")
+        names = [name for name in indexed.split(",") if name]
         now = int(time.time() * 1000)
         moved = [Transaction(_APP + name, value, now) for name, value in marks.items()]
         record = {PROPERTY: json.dumps({"from": dict(before), "to": dict(marks)})}
         try:
             with self._our_errors():
                 table.create_write_transaction(
-                    [_add_action(file, types, now) for file in files],
+                    [_add_action(file, names, types, now) for file in files],
                     mode="append",
                     schema=table.schema(),
                     partition_by=table.metadata().partition_columns or None,
@@ -166,16 +180,12 @@ def _marks(table: DeltaTable, names: Iterable[str]) -> dict[str, int]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _add_action(file: TableFile, types: Mapping[str, pa.DataType], now: int) -> Any:
+def _add_action(
+    file: TableFile, indexed: Sequence[str], types: Mapping[str, pa.DataType], now: int
+) -> Any:
     from deltalake.transaction import AddAction
 
-    least: dict[str, Any] = {}
-    largest: dict[str, Any] = {}
-    for name, (low, high) in file.bounds.items():
-        bounds = _json_value(low, types.get(name)), _json_value(high, types.get(name))
-        if None not in bounds:
-            least[name], largest[name] = bounds
-    stats = {"numRecords": file.rows, "minValues": least, "maxValues": largest, "nullCount": {}}
+    stats = {"numRecords": file.rows, **_statistics(file, indexed, types)}
     return AddAction(
         path=file.path,
         size=file.bytes,
@@ -186,6 +196,29 @@ def _add_action(file: TableFile, types: Mapping[str, pa.DataType], now: int) -> 
         data_change=True,
         stats=json.dumps(stats),
     )
+
+
+def _statistics(
+    file: TableFile, indexed: Sequence[str], types: Mapping[str, pa.DataType]
+) -> dict[str, Any]:
+    """Return Delta's statistics of the columns in `indexed`; none if one column has none.
+
+    See `_INDEXED`: incomplete statistics would hide rows.
+    """
+    least: dict[str, Any] = {}
+    largest: dict[str, Any] = {}
+    for name in indexed:
+        if name not in file.nulls:
+            return {}
+        if name in file.bounds:
+            low, high = (_json_value(value, types.get(name)) for value in file.bounds[name])
+            if low is None or high is None:
+                return {}
+            least[name], largest[name] = low, high
+    if not indexed:
+        return {}
+    nulls = {name: file.nulls[name] for name in indexed}
+    return {"minValues": least, "maxValues": largest, "nullCount": nulls}
 
 
 def _json_value(value: Any, kind: pa.DataType | None) -> Any:

@@ -244,6 +244,7 @@ class TableFile:
         values: values of the partition columns, by column.
         bounds: (smallest, largest) value by column, as Parquet stores values: bytes, or numbers
             (times in microseconds since 1970).
+        nulls: number of nulls by column. A column in `nulls` but not in `bounds` has only nulls.
     """
 
     path: str
@@ -251,6 +252,7 @@ class TableFile:
     bytes: int
     values: Mapping[str, Any]
     bounds: Mapping[str, tuple[Any, Any]]
+    nulls: Mapping[str, int]
 
 
 class TableUnchanged(StoreUnavailable):

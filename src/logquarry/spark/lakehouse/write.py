@@ -255,31 +255,53 @@ def table_file(
     folder: OutputFolder, file: WrittenFile | Merged, values: Mapping[str, Any]
 ) -> TableFile:
     """Describe a written file for the table; `values` are the values of the partition columns."""
-    bounds = column_bounds(folder, file.path)
-    return TableFile(path=file.path, rows=file.rows, bytes=file.bytes, values=values, bounds=bounds)
+    bounds, nulls = column_statistics(folder, file.path)
+    return TableFile(
+        path=file.path,
+        rows=file.rows,
+        bytes=file.bytes,
+        values=values,
+        bounds=bounds,
+        nulls=nulls,
+    )
 
 
-def column_bounds(folder: OutputFolder, path: str) -> dict[str, tuple[Any, Any]]:
-    """Return (smallest, largest) value of each column that has statistics in the file."""
+def column_statistics(
+    folder: OutputFolder, path: str
+) -> tuple[dict[str, tuple[Any, Any]], dict[str, int]]:
+    """Return the statistics of the columns in a Parquet file.
+
+    Returns ((smallest, largest) value by column, number of nulls by column). A column is in neither
+    mapping if the file lacks its statistics. A column with only nulls has no smallest value.
+    """
     with folder.open(path) as source:
         metadata = pq.read_metadata(source)
     found: dict[str, tuple[Any, Any]] = {}
+    nulls: dict[str, int] = {}
     unknown: set[str] = set()
     for group in range(metadata.num_row_groups):
         for number in range(metadata.num_columns):
             column = metadata.row_group(group).column(number)
             name, statistics = column.path_in_schema, column.statistics
-            if "." in name or statistics is None:
+            if "." in name:
+                continue
+            if statistics is None or not statistics.has_null_count:
+                unknown.add(name)
+                continue
+            nulls[name] = nulls.get(name, 0) + statistics.null_count
+            if statistics.null_count == column.num_values:
                 continue
             if not statistics.has_min_max:
-                # All values of the column are null, or the file has no statistics.
                 unknown.add(name)
                 continue
             low, high = statistics.min_raw, statistics.max_raw
             if name in found:
                 low, high = min(low, found[name][0]), max(high, found[name][1])
             found[name] = (low, high)
-    return {name: bounds for name, bounds in found.items() if name not in unknown}
+    for name in unknown:
+        found.pop(name, None)
+        nulls.pop(name, None)
+    return found, nulls
 
 
 CONTROL: Final = "_logquarry"
