@@ -390,21 +390,20 @@ def get_message(
         if found is None:
             is_known = physical_offset in known_damage
             missing = None if is_known else log.missing_message(physical_offset, unit_size)
-            if missing is not None:
+            if isinstance(missing, Damage):
+                found = missing
+            elif missing is not None:
                 if messages:
                     done -= 1
                     break
                 raise missing
-            status = GetMessageStatus.MESSAGE_WAS_REMOVING
-            if is_known:
-                # The message was not deleted with its file, but is damaged. Later messages of the
-                # file may exist.
+            else:
+                status = GetMessageStatus.MESSAGE_WAS_REMOVING
+                # Retention deletes whole files. If the message was deleted with its file, skip all
+                # messages of this file. Otherwise later messages of the file may exist.
+                if not is_known:
+                    removed_below = log.end_of_lost_file(physical_offset)
                 continue
-            # The message was deleted. Retention deletes whole files, so skip all messages of this
-            # file.
-            file_size = max(1, log.files.file_size)
-            removed_below = physical_offset + file_size - physical_offset % file_size
-            continue
         if isinstance(found, Damage):
             if physical_offset in known_damage:
                 status = GetMessageStatus.MESSAGE_WAS_REMOVING
