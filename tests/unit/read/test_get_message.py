@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -233,10 +234,62 @@ def test_an_entry_after_the_log_hides_no_later_message(
     assert any("there is no file for this part of the log" in text for text in caplog.messages)
 
 
-def test_a_hole_among_the_units(store_of_25: Path) -> None:
+@pytest.mark.parametrize("tag", [None, "BB"])
+def test_a_hole_among_the_units(
+    store_of_25: Path, caplog: pytest.LogCaptureFixture, tag: str | None
+) -> None:
     rewrite_unit(store_of_25, 3, queue_entry.QueueEntry(0, 0, 0))
+    expected = [0, 1, 2, 4, 5, 6, 7, 8, 9] if tag is None else [8]
     with MessageStore.open(store_of_25) as store:
-        assert numbers(store, 0) == (FOUND, [0, 1, 2, 4, 5, 6, 7, 8, 9], 10)
+        assert numbers(store, 0, tag=tag) == (FOUND, expected, 10)
+    path = store_of_25 / f"consumequeue/orders/0/{0:020d}"
+    assert [text for text in caplog.messages if "left out" in text] == [gap(path, 3)]
+
+
+def gap(path: Path, offset: int) -> str:
+    return (
+        f"{path}: there is no entry at queue offset {offset}, but there are later entries. "
+        "Messages without an entry are left out: check the store with `logquarry verify`"
+    )
+
+
+def test_a_missing_and_a_short_queue_file(
+    store_of_25: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = store_of_25 / "consumequeue/orders/0"
+    (folder / f"{200:020d}").unlink()
+    os.truncate(folder / f"{0:020d}", 100)
+    with MessageStore.open(store_of_25) as store:
+        assert numbers(store, 0) == (FOUND, [0, 1, 2, 3, 4], 5)
+        assert numbers(store, 5) == (GetMessageStatus.OFFSET_FOUND_NULL, [], 10)
+        assert numbers(store, 10) == (GetMessageStatus.OFFSET_FOUND_NULL, [], 20)
+    found = [text for text in caplog.messages if "left out" in text]
+    assert found == [gap(folder / f"{0:020d}", 5), gap(folder, 10)]
+
+
+@pytest.mark.parametrize("number", [20, 22])
+def test_a_queue_that_seems_to_end_at_a_lost_page(
+    store_of_25: Path, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """A consumer waits at this end for ever, so the reader must name the place."""
+    rewrite_unit(store_of_25, number, queue_entry.QueueEntry(0, 0, 0))
+    with MessageStore.open(store_of_25) as store:
+        assert store.queue_offsets("orders", 0).max == number
+        store.get("orders", 0, number)
+        with store.consumer("group", "orders", timeout=0.01) as consumer:
+            assert len(list(consumer)) == number
+    path = store_of_25 / f"consumequeue/orders/0/{400:020d}"
+    assert [text for text in caplog.messages if "left out" in text] == [gap(path, number)]
+
+
+def test_no_warning_at_the_end_of_a_sound_queue(
+    store_of_25: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with MessageStore.open(store_of_25) as store:
+        store.get("orders", 0, 25)
+        with store.consumer("group", "orders", timeout=0.01) as consumer:
+            assert len(list(consumer)) == 25
+    assert not caplog.messages
 
 
 def test_deleted_log_files(tmp_path: Path) -> None:
