@@ -28,10 +28,10 @@ from logquarry.read.queue import (
     ConsumeQueue,
     FileQueue,
     QueueSegment,
-    StoreTime,
     Units,
 )
 from logquarry.read.rocksdb_queue import RocksQueue, rocksdb_queues
+from logquarry.read.time_search import StoreTime
 
 BATCH_DTYPE: Final = batch.ENTRY.dtype()
 BatchEntries = Records

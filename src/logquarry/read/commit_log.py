@@ -38,6 +38,7 @@ more frames follow, loading the compiled kernels is worth its time.
 _ZEROS_CHUNK: Final = 8 << 20
 _NO_TIME: Final = -1
 _NO_BYTES: Final = memoryview(b"")
+_LEFT_OUT: Final = "its messages are left out"
 
 
 @lru_cache(256)
@@ -277,25 +278,49 @@ class CommitLog:
         path = self._layout.filesystem.full_path(file.path)
         return CorruptFrame(path, offset, reason, kind=MISSING_FILE)
 
-    def missing_message(self, offset: int, size: int) -> CorruptFrame | None:
-        """Return the error of :meth:`missing_file` for a message that a read did not find.
+    def missing_message(self, offset: int, size: int) -> CorruptFrame | Damage | None:
+        """Return why a read did not find the message to which a queue entry points: the error of
+        :meth:`missing_file`, or damage to the entry or to the log; None if there is no damage.
 
-        If there is none, log a warning if the message's file is missing or short, although the log
-        has an earlier file: then the message is lost, and has not expired.
+        Log a warning if the message is lost, but the lost part of the log may be its end: if the
+        file is missing or short although the log has an earlier file, or if the log ends before the
+        message. Return None without a warning if the message has expired.
         """
         error, file = self.missing_file(offset), self.files.at(offset)
         if error is not None:
             return error
         whole = self.files.file_size
         if file is not None and file.size < min(whole, offset - file.base + size):
-            reason = f"the file ends after {file.size} of {whole} bytes"
-        elif file is None and self._layout.commit_log is self.files and offset >= self.min_offset:
-            reason = NO_FILE
+            reason = f"the file ends after {file.size} of {whole} bytes: {_LEFT_OUT}"
+        elif file is not None and offset - file.base + size > whole:
+            words = f"a message of {size} bytes, which does not fit into the file"
+            return Damage(DamageKind.BAD_SIZE, words)
+        elif file is not None and self.frame_at(offset, size) is None:
+            # Retention has deleted the file since the folder was listed.
+            return None
+        elif file is not None and offset < self.max_offset:
+            return Damage(DamageKind.ZEROED, "zeros: nothing was written here")
+        elif file is not None:
+            reason = (
+                "the log ends in this file, but queues have entries for later messages: these "
+                "messages are left out"
+            )
+        elif self._layout.commit_log is self.files and offset >= self.min_offset:
+            reason = f"{NO_FILE}: {_LEFT_OUT}"
         else:
             return None
         path = self._layout.log_file(offset) if file is None else file.path
-        _warn(f"{self._layout.filesystem.full_path(path)}: {reason}: its messages are left out")
+        _warn(f"{self._layout.filesystem.full_path(path)}: {reason}")
         return None
+
+    def end_of_lost_file(self, offset: int) -> int | None:
+        """Return where the log file for an offset ends, if the file is not after the last file, and
+        does not have this offset, because it is missing or short; else None.
+        """
+        whole = max(1, self.files.file_size)
+        if offset >= self.files.end or self.frame_at(offset, 1) is not None:
+            return None
+        return offset + whole - offset % whole
 
     def corrupt(self, offset: int, damage: Damage) -> CorruptFrame:
         """The error for damage at an offset."""

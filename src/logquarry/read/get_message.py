@@ -347,6 +347,7 @@ def get_message(
     if units is None:
         if queue.is_batch:
             next_file = next(queue.runs(stop, high), (high, None))[0]
+        queue.warn_of_gap(offset)
         return answer(GetMessageStatus.OFFSET_FOUND_NULL, next_file)
     codes = None if tags is None else {java.hash_code(tag) for tag in tags}
 
@@ -375,11 +376,13 @@ def get_message(
         if messages and (len(messages) >= most or grown > most_size):
             done -= 1
             break
+        if unit_size <= 0 or physical_offset < 0:
+            queue.warn_of_gap(offset + done - 1)
+            continue
         if codes is not None and not may_match(tags_code, codes):
             status = GetMessageStatus.NO_MATCHED_MESSAGE
             continue
-        if unit_size <= 0 or physical_offset < 0 or unit_size == FILLER_SIZE:
-            # The entry was never written, or is a filler for a lost message.
+        if unit_size == FILLER_SIZE:
             continue
         data = log.frame_at(physical_offset, unit_size)
         found: StoredMessage | Damage | None = None
@@ -390,21 +393,19 @@ def get_message(
         if found is None:
             is_known = physical_offset in known_damage
             missing = None if is_known else log.missing_message(physical_offset, unit_size)
-            if missing is not None:
+            if isinstance(missing, Damage):
+                found = missing
+            elif missing is not None:
                 if messages:
                     done -= 1
                     break
                 raise missing
-            status = GetMessageStatus.MESSAGE_WAS_REMOVING
-            if is_known:
-                # The message was not deleted with its file, but is damaged. Later messages of the
-                # file may exist.
+            else:
+                status = GetMessageStatus.MESSAGE_WAS_REMOVING
+                # If the message was deleted with its file, skip all messages of this file.
+                if not is_known:
+                    removed_below = log.end_of_lost_file(physical_offset)
                 continue
-            # The message was deleted. Retention deletes whole files, so skip all messages of this
-            # file.
-            file_size = max(1, log.files.file_size)
-            removed_below = physical_offset + file_size - physical_offset % file_size
-            continue
         if isinstance(found, Damage):
             if physical_offset in known_damage:
                 status = GetMessageStatus.MESSAGE_WAS_REMOVING

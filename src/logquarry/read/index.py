@@ -81,7 +81,10 @@ class Index:
         """
         max_count = min(max_count, self._layout.config.max_msgs_num_batch)
         found: list[int] = []
-        for file in reversed(self.files):
+        for number, file in enumerate(reversed(self.files)):
+            if number and file.is_empty:
+                # A broker starts the next file only when the file before it is full.
+                file.warn_of_damage("the header has no entries, although a newer file follows")
             if file.is_time_matched(begin, end):
                 file.select_offsets(found, topic, key, max_count, begin, end)
             # QUIRK: a file without keys has begin time 0. So a query with a later begin time stops

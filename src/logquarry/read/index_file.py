@@ -8,8 +8,9 @@ a file is too short, the entries after its end count as missing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
@@ -25,6 +26,8 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import INDEX
 from logquarry.log.walk import LogReader, Run, Span
+
+logger = logging.getLogger(__name__)
 
 _WORD: Final = 4
 _ENTRY_WORDS: Final = ENTRY.size // _WORD
@@ -302,16 +305,29 @@ class IndexFile:
         number = self._slot(shape, key_hash)
         if number > header.entry_count:
             return
+        slot = shape.slot_position(key_hash)
         while number > 0:
             entry = self._entry(shape, number)
             if entry is None or entry.seconds < 0:
+                self.warn_of_damage(f"entry {number} is damaged or missing")
                 return
+            if shape.slot_position(entry.key_hash) != slot:
+                self.warn_of_damage(f"entry {number} is in the chain of another slot")
             yield entry
             # QUIRK: Java follows every pointer except a pointer to the entry itself. So if a
             # damaged pointer leads to a newer entry, Java loops for ever (apache/rocketmq#8018).
             if entry.previous >= number:
+                self.warn_of_damage(f"entry {number} leads to entry {entry.previous}")
                 return
             number = entry.previous
+
+    def warn_of_damage(self, reason: str) -> None:
+        """Warn, once per reason, that a query may lack messages because of damage to this file."""
+        path = self._layout.filesystem.full_path(self.path)
+        _warn(
+            f"{path}: {reason}: a query by key can lack messages. Search with `logquarry messages "
+            "--key`, and check the store with `logquarry verify`"
+        )
 
     def _slot(self, shape: IndexShape, key_hash: int) -> int:
         data = self._reader.read(self.path, shape.slot_position(key_hash), SLOT.size)
@@ -320,6 +336,11 @@ class IndexFile:
     def _entry(self, shape: IndexShape, number: int) -> index.IndexEntry | None:
         data = self._reader.read(self.path, shape.entry_position(number), ENTRY.size)
         return index.decode_entry(data, 0) if len(data) == ENTRY.size else None
+
+
+@lru_cache(256)
+def _warn(text: str) -> None:
+    logger.warning("%s", text)
 
 
 def _hashes(topic: str, key: str) -> tuple[int, int]:

@@ -27,7 +27,8 @@ from logquarry.log.store_files import BATCH_QUEUE, NAME_DIGITS, FileSequence, St
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Units
+from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, Units
+from logquarry.read.time_search import StoreTime
 
 _NO_BYTES: Final = memoryview(b"")
 _Files = tuple[tuple[int, ...], int, int]

@@ -6,9 +6,11 @@ more memory than the files have bytes, even if a damaged queue has a huge gap.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Iterator, KeysView
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Self
 
 import numpy as np
@@ -19,20 +21,27 @@ from logquarry.format.arrays import Bools, Records
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
-from logquarry.log.store_files import FileSequence, StoreFile
+from logquarry.log.store_files import CONSUME_QUEUE, FileSequence, StoreFile
+from logquarry.read.time_search import StoreTime, search_time
 
 NO_CODE: Final = java.LONG_MIN
 """Tags code of a batch whose messages may have different tags: read the tags from the log."""
 UNIT_DTYPE: Final = queue_entry.LAYOUT.dtype()
 Units = Records
 """Array of entries as stored, with the big-endian fields physical_offset, size and tags_code."""
-StoreTime = Callable[[int, int], int]
-"""Function (physical offset, size) -> store time of the message in ms; -1 without a message."""
+
+logger = logging.getLogger(__name__)
 
 MOST_HOLES: Final = 1 << 24
 _FIRST_CHUNK: Final = 512
 _LARGEST_CHUNK: Final = 1 << 16
+_NEAR_END: Final = 512
 _NO_MESSAGE_TIME: Final = 1_000
+
+
+@lru_cache(256)
+def _warn(path: str, text: str) -> None:
+    logger.warning("%s: %s", path, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +114,9 @@ class Queue(ABC):
         Missing files are skipped. Unwritten entries (:func:`is_written`) are included.
         """
 
+    def warn_of_gap(self, offset: int) -> None:  # noqa: B027
+        """Warn, if the queue is in files, that a message without an entry is left out."""
+
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, Records]]:
         """Yield the same entries as :meth:`runs`, with all stored fields."""
         return self.runs(start, stop)
@@ -166,13 +178,13 @@ class Queue(ABC):
             return 0
         units = self.units(chosen.start, chosen.start + chosen.count)
         low = max(0, self.min_offset - chosen.start)
-        found = _bisect(units, low, timestamp, store_time, log_min_offset)
+        found = search_time(units, low, timestamp, store_time, log_min_offset)
         if found is None:
             # The search has met an entry that was never written, which Java does not expect. Search
             # again in the written entries only.
             there = np.flatnonzero(is_written(units))
             low = int(np.searchsorted(there, low))
-            found = _bisect(units[there], low, timestamp, store_time, log_min_offset)
+            found = search_time(units[there], low, timestamp, store_time, log_min_offset)
             found = int(there[found]) if found is not None and found >= 0 else found
         # QUIRK: if the search finds no message (-1), Java's result is the queue offset before the
         # file's first entry. For a file that begins at queue offset 0 it is 0, because Java's
@@ -201,43 +213,6 @@ class Queue(ABC):
                 if found >= 0:
                     return found
         return _NO_MESSAGE_TIME
-
-
-def _bisect(
-    units: Units, low: int, timestamp: int, store_time: StoreTime, log_min_offset: int
-) -> int | None:
-    """Find the index of the entry by the same binary search as Java.
-
-    Return -1 if the log has none of the messages, and None if the search meets an unwritten entry.
-    If the log lacks a message that the search reads, Java returns the queue offset 0. This function
-    then returns a large negative index, which the caller turns into 0.
-    """
-    high = len(units) - 1
-    left = right = left_time = right_time = -1
-    while high >= low:
-        middle = (low + high) // 2
-        physical_offset, size, _ = units[middle].item()
-        if size <= 0 or physical_offset < 0:
-            return None
-        if physical_offset < log_min_offset:
-            # QUIRK: this step sets left, but not left_time. So left is the result only if a later
-            # step sets left_time.
-            low, left = middle + 1, middle
-            continue
-        found = store_time(physical_offset, size)
-        if found < 0:
-            return java.LONG_MIN
-        if found == timestamp:
-            return middle
-        if found > timestamp:
-            high, right, right_time = middle - 1, middle, found
-        else:
-            low, left, left_time = middle + 1, middle, found
-    if left_time == -1:
-        return right
-    if right_time == -1:
-        return left
-    return right if abs(timestamp - left_time) > abs(timestamp - right_time) else left
 
 
 def is_written(units: Units) -> Bools:
@@ -277,8 +252,7 @@ class FileQueue(Queue):
     ) -> None:
         if log_min_offset is None:
             log_min_offset = layout.commit_log.start
-        self._layout = layout
-        self._with_stale = with_stale
+        self._layout, self._with_stale = layout, with_stale
         self._reader = files or OpenFiles(layout)
         self.topic, self.queue_id, self.log_min_offset = topic, queue_id, log_min_offset
         self._use(self._listed())
@@ -369,6 +343,7 @@ class ConsumeQueue(FileQueue):
     """A consume queue in its files."""
 
     entry_size = UNIT_SIZE
+    _checked: tuple[int, int] | None = None
 
     @staticmethod
     def names(layout: StoreLayout) -> KeysView[tuple[str, int]]:
@@ -467,6 +442,29 @@ class ConsumeQueue(FileQueue):
             at, chunk = at + len(gaps), min(4 * chunk, _LARGEST_CHUNK)
         cut = None if self._with_stale else self._layout.cut_end
         return at if cut is None else self._kept_prefix(index, at, cut)
+
+    def warn_of_gap(self, offset: int) -> None:
+        """See :meth:`Queue.warn_of_gap`. The warning is logged once per file."""
+        file = self.sequence.at(offset * UNIT_SIZE)
+        path = f"{CONSUME_QUEUE}/{self.topic}/{self.queue_id}" if file is None else file.path
+        _warn(
+            self._layout.filesystem.full_path(path),
+            f"there is no entry at queue offset {offset}, but there are later entries. Messages "
+            "without an entry are left out: check the store with `logquarry verify`",
+        )
+
+    def warn_of_lost_end(self) -> None:
+        """Warn if entries follow soon after the queue's end: then a lost page made this end."""
+        index, count = self._tail_position()
+        if not self.files or self._checked == (index, count) or self._layout.cut_end is not None:
+            return
+        self._checked = index, count
+        if index + 1 < len(self.files) and count == self._room(index):
+            index, count = index + 1, 0
+        if not is_written(self._read_units(index, count, count + 1)).any():
+            stop = min(count + _NEAR_END, self._room(index))
+            if is_written(self._read_units(index, count, stop)).any():
+                self.warn_of_gap(self.files[index].base // UNIT_SIZE + count)
 
     def _kept_prefix(self, index: int, written: int, cut: int) -> int:
         """Count the entries up to the last one that points before ``cut``; 0 if none does."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import Final
 
@@ -23,9 +23,10 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb, is_installed, is_there, needs_package
 from logquarry.log.store_files import CONSUME_QUEUE, StoreFile
-from logquarry.log.walk import LogReader
+from logquarry.log.walk import DamagedSpan, Event, LogReader
 from logquarry.read.log_queues import LogQueue, QueueBuilder, QueueKey
-from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Units
+from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, Units
+from logquarry.read.time_search import StoreTime
 from logquarry.text import counted
 
 logger = logging.getLogger(__name__)
@@ -211,10 +212,22 @@ def derived_queues(
     if database is not None and layout.commit_log.at(database.dispatched_end) is not None:
         start = database.dispatched_end
     builder = QueueBuilder(layout.config, layout.delay_levels_ms)
-    made = builder.add(reader.events(start)).queues()
+    made = builder.add(_with_warnings(reader.events(start))).queues()
     if database is None:
         return made, builder.log_end
     return database.queues(made, layout.commit_log.start), builder.log_end
+
+
+def _with_warnings(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield the events of a walk, and warn of damage: the queues lack the messages in it."""
+    for event in events:
+        if isinstance(event, DamagedSpan) and not event.is_tail:
+            end = "the queues end there" if event.ends_log else "the queues lack its messages"
+            _warn_once(
+                f"{event.path}: at {event.offset}: {event.reason}: "
+                f"{counted(event.length, 'byte')} of the log are damaged, and {end}"
+            )
+        yield event
 
 
 class RocksQueue(Queue):

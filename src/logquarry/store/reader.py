@@ -35,7 +35,7 @@ from logquarry.read.index import Index
 from logquarry.read.live_read import LiveLog
 from logquarry.read.log_end import last_entries, log_bound, sound_bound
 from logquarry.read.log_queues import QueueKey, empty_queue
-from logquarry.read.queue import FileQueue, Queue
+from logquarry.read.queue import ConsumeQueue, FileQueue, Queue
 from logquarry.read.rocksdb_queue import derived_queues, rocksdb_queues
 from logquarry.read.store_sizes import require_log, with_entry_rules
 from logquarry.store.log_reads import get_arguments
@@ -259,6 +259,8 @@ class BaseReader(StoreReads):
         queue.refresh()
         if not queue.max_offset:
             self._require_folder()
+        if isinstance(queue, ConsumeQueue) and offset == queue.max_offset:
+            queue.warn_of_lost_end()
         return offset < queue.max_offset
 
     def _require_folder(self) -> None:

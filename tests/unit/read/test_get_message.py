@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -181,7 +182,9 @@ def test_damage_is_told_when_it_comes_first(store_of_25: Path) -> None:
         assert numbers(store, 5) == (FOUND, [5, 6, 7, 8, 9], 10)
 
 
-def test_zeros_are_no_damage_but_nothing(store_of_25: Path) -> None:
+def test_zeros_at_the_end_of_the_log_are_left_out_with_a_warning(
+    store_of_25: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with MessageStore.open(store_of_25) as store:
         first = store.get("orders", 0, 20, 1).messages[0].physical_offset
     harm(store_of_25, first, bytes(4096 - first % 4096))
@@ -189,6 +192,22 @@ def test_zeros_are_no_damage_but_nothing(store_of_25: Path) -> None:
         result = store.get("orders", 0, 20)
         assert result.status is GetMessageStatus.MESSAGE_WAS_REMOVING
         assert result.next_offset == 25
+    path = store_of_25 / f"commitlog/{first // 4096 * 4096:020d}"
+    words = "the log ends in this file, but queues have entries for later messages: "
+    assert f"{path}: {words}these messages are left out" in caplog.messages
+
+
+def test_zeros_within_the_log_are_damage_and_hide_no_later_message(store_of_25: Path) -> None:
+    with MessageStore.open(store_of_25) as store:
+        harmed = store.get("orders", 0, 3, 1).messages[0]
+    harm(store_of_25, harmed.physical_offset, bytes(harmed.size))
+    with MessageStore.open(store_of_25) as store:
+        assert numbers(store, 0) == (FOUND, [0, 1, 2], 3)
+        for tag in (None, "BB"):
+            with pytest.raises(CorruptFrame, match="offset 3 of queue 0 of orders") as caught:
+                store.get("orders", 0, 3, tag=tag)
+            assert (caught.value.kind, caught.value.offset) == ("zeroed", harmed.physical_offset)
+        assert numbers(store, 4) == (FOUND, [4, 5, 6, 7, 8, 9], 10)
 
 
 def test_a_unit_of_the_wrong_size(store_of_25: Path) -> None:
@@ -196,16 +215,81 @@ def test_a_unit_of_the_wrong_size(store_of_25: Path) -> None:
         queue = store.queue("orders", 0)
         assert queue is not None
         entries = dict(queue.entries())
-    for size in (entries[3].size - 1, entries[3].size + 1, 1, 50, 91):
+    for size in (entries[3].size - 1, entries[3].size + 1, 1, 50, 91, 5_000, 0x7FFFFFF0):
         rewrite_unit(store_of_25, 3, entries[3]._replace(size=size))
-        with MessageStore.open(store_of_25) as store, pytest.raises(CorruptFrame):
-            store.get("orders", 0, 3)
+        with MessageStore.open(store_of_25) as store:
+            with pytest.raises(CorruptFrame):
+                store.get("orders", 0, 3)
+            assert numbers(store, 0) == (FOUND, [0, 1, 2], 3)
+            assert numbers(store, 4) == (FOUND, [4, 5, 6, 7, 8, 9], 10)
 
 
-def test_a_hole_among_the_units(store_of_25: Path) -> None:
-    rewrite_unit(store_of_25, 3, queue_entry.QueueEntry(0, 0, 0))
+@pytest.mark.parametrize("place", [1 << 20, 1 << 40])
+def test_an_entry_after_the_log_hides_no_later_message(
+    store_of_25: Path, place: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rewrite_unit(store_of_25, 3, queue_entry.QueueEntry(place, 200, 0))
     with MessageStore.open(store_of_25) as store:
         assert numbers(store, 0) == (FOUND, [0, 1, 2, 4, 5, 6, 7, 8, 9], 10)
+    assert any("there is no file for this part of the log" in text for text in caplog.messages)
+
+
+@pytest.mark.parametrize("tag", [None, "BB"])
+def test_a_hole_among_the_units(
+    store_of_25: Path, caplog: pytest.LogCaptureFixture, tag: str | None
+) -> None:
+    rewrite_unit(store_of_25, 3, queue_entry.QueueEntry(0, 0, 0))
+    expected = [0, 1, 2, 4, 5, 6, 7, 8, 9] if tag is None else [8]
+    with MessageStore.open(store_of_25) as store:
+        assert numbers(store, 0, tag=tag) == (FOUND, expected, 10)
+    path = store_of_25 / f"consumequeue/orders/0/{0:020d}"
+    assert [text for text in caplog.messages if "left out" in text] == [gap(path, 3)]
+
+
+def gap(path: Path, offset: int) -> str:
+    return (
+        f"{path}: there is no entry at queue offset {offset}, but there are later entries. "
+        "Messages without an entry are left out: check the store with `logquarry verify`"
+    )
+
+
+def test_a_missing_and_a_short_queue_file(
+    store_of_25: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = store_of_25 / "consumequeue/orders/0"
+    (folder / f"{200:020d}").unlink()
+    os.truncate(folder / f"{0:020d}", 100)
+    with MessageStore.open(store_of_25) as store:
+        assert numbers(store, 0) == (FOUND, [0, 1, 2, 3, 4], 5)
+        assert numbers(store, 5) == (GetMessageStatus.OFFSET_FOUND_NULL, [], 10)
+        assert numbers(store, 10) == (GetMessageStatus.OFFSET_FOUND_NULL, [], 20)
+    found = [text for text in caplog.messages if "left out" in text]
+    assert found == [gap(folder / f"{0:020d}", 5), gap(folder, 10)]
+
+
+@pytest.mark.parametrize("number", [20, 22])
+def test_a_queue_that_seems_to_end_at_a_lost_page(
+    store_of_25: Path, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """A consumer waits at this end for ever, so the reader must name the place."""
+    rewrite_unit(store_of_25, number, queue_entry.QueueEntry(0, 0, 0))
+    with MessageStore.open(store_of_25) as store:
+        assert store.queue_offsets("orders", 0).max == number
+        store.get("orders", 0, number)
+        with store.consumer("group", "orders", timeout=0.01) as consumer:
+            assert len(list(consumer)) == number
+    path = store_of_25 / f"consumequeue/orders/0/{400:020d}"
+    assert [text for text in caplog.messages if "left out" in text] == [gap(path, number)]
+
+
+def test_no_warning_at_the_end_of_a_sound_queue(
+    store_of_25: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with MessageStore.open(store_of_25) as store:
+        store.get("orders", 0, 25)
+        with store.consumer("group", "orders", timeout=0.01) as consumer:
+            assert len(list(consumer)) == 25
+    assert not caplog.messages
 
 
 def test_deleted_log_files(tmp_path: Path) -> None:

@@ -197,6 +197,27 @@ def test_negative_seconds_end_a_chain(tmp_path: Path) -> None:
     assert found.query_offsets("orders", "k", 64) == [400, 300]
 
 
+def test_queries_warn_of_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = StoreConfig(max_hash_slot_num=50, max_index_num=200)
+    shape = IndexShape(50, 200)
+    older, newer = filled(50, 200, 190), filled(50, 200, 190, first=10**6)
+    root = write(tmp_path, older.data(), newer.data())
+    assert index_of(root, config).query_offsets("orders", "key3", 64)
+    assert not caplog.messages
+    # A lost page: the entries in it are zeros.
+    start = shape.entry_position(150)
+    data = bytearray(newer.data())
+    data[start : start + 512] = bytes(512)
+    harmed = bytearray(older.data())
+    harmed[:40] = bytes(40)
+    write(tmp_path, bytes(harmed), bytes(data))
+    index_of(root, config).query_offsets("orders", "key3", 64)
+    texts = [text.partition(": a query by key can lack messages")[0] for text in caplog.messages]
+    first, second = (tmp_path / "index" / str(20240101000000000 + n) for n in range(2))
+    assert any(text.startswith(f"{second}: entry ") for text in texts)
+    assert f"{first}: the header has no entries, although a newer file follows" in texts
+
+
 def test_raw_hashes_of_3x(tmp_path: Path) -> None:
     """3.x stored a negative hash as it is, in the slot of its absolute value."""
     key = next(f"k{n}" for n in range(100) if java.hash_code(f"orders#k{n}") < 0)

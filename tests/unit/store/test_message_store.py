@@ -18,6 +18,7 @@ import pytest
 from logquarry.config import StoreConfig
 from logquarry.errors import (
     CorruptFile,
+    CorruptFrame,
     LogquarryError,
     StoreNotFound,
     StoreUnavailable,
@@ -419,8 +420,8 @@ def test_a_unit_of_nearly_two_gigabytes(tmp_path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(frame.BLANK.struct.pack(0x7FFFFFFF, frame.MAGIC_V1) + data[8:])
     with MessageStore.open(tmp_path) as store:
-        result = store.get("orders", 0, 0)
-        assert result.status is GetMessageStatus.MESSAGE_WAS_REMOVING
+        with pytest.raises(CorruptFrame, match="does not fit into the file"):
+            store.get("orders", 0, 0)
         with pytest.raises(LogquarryError):
             store.message_at(0)
 

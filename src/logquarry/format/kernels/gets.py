@@ -143,9 +143,9 @@ def get_frames(
             most, most_size = on_disk, on_disk_size
         if taken > 0 and taken >= most:
             break
-        if unit_size == _FILLER_SIZE:
-            # The entry is a filler for a lost message. The pure-Python version handles fillers as
-            # Java does.
+        if unit_size == _FILLER_SIZE or unit_size <= 0 or place < 0:
+            # The entry is a filler for a lost message, or was never written. The pure-Python
+            # version handles such entries.
             return r.NOT_SOUND
         if taken > 0 and size + unit_size > most_size:
             break
@@ -156,8 +156,6 @@ def get_frames(
             tags_code = mem.load_i64(unit + _UNIT.tags_code)
             if tags_code >= _INT_MIN and not _has_code(wanted, np.int64(np.int32(tags_code))):
                 continue
-        if unit_size <= 0 or place < 0:
-            return r.NOT_SOUND
         if place < start or place > end - unit_size:
             return r.NOT_AT_HAND
         if size + unit_size > room:

@@ -150,6 +150,16 @@ class QueueAudit(RightOffsets):
         self.settle()
         return self._found
 
+    @property
+    def surplus(self) -> FirstDifference | None:
+        """The first entry that a recovery must remove after the entry of the queue's last message;
+        None if there is none, or if the part of the log read so far has no message of the queue.
+        """
+        self.settle()
+        end = self._next
+        at = self._had if end is None else self._known_from(end, self._had, 0)
+        return _unknown(at, java.LONG_MAX) if at < self._had else None
+
     def finish(self, log_start: int) -> AuditedQueue:
         """Return the result. Call this only after the whole log is compared."""
         found, end = self.difference, self._next
@@ -337,6 +347,16 @@ class BatchQueueAudit:
         """The first difference in the part of the log read so far; None if there is none."""
         self._take(self._right.settle())
         return self._found
+
+    @property
+    def surplus(self) -> FirstDifference | None:
+        """See :attr:`QueueAudit.surplus`."""
+        if self.difference is not None or self._at is None:
+            return None
+        end = self._at
+        self._pass_lost(1 << 62)
+        at, self._at = self._at, end
+        return _unknown(at, java.LONG_MAX) if at < self._had else None
 
     def finish(self, log_start: int) -> AuditedQueue:
         """Return the result. Call this only after the whole log is compared."""

@@ -346,7 +346,8 @@ def _check_queues(
     start: int,
     stop: int,
 ) -> None:
-    """Raise NeedsRecovery if a part of the log has unrecorded damage, or a queue lacks a message.
+    """Raise NeedsRecovery if a part of the log has unrecorded damage, if a queue lacks a message,
+    or if a queue has entries after its last message.
 
     After a clean shutdown, Java dispatches only messages after the last one in any queue. So it
     never adds an entry of an earlier message (test stores `noabort-cq-behind`,
@@ -367,8 +368,9 @@ def _check_queues(
         elif isinstance(event, DamagedSpan) and event.offset not in known:
             raise NeedsRecovery(f"{event.path}: at {event.offset}: {event.reason}")
     for audit in audits:
-        if audit.difference is not None:
-            raise NeedsRecovery(f"{queue_name(audit.key)}: {audit.difference.reason}")
+        difference = audit.difference or audit.surplus
+        if difference is not None:
+            raise NeedsRecovery(f"{queue_name(audit.key)}: {difference.reason}")
 
 
 def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:

@@ -22,7 +22,7 @@ from logquarry.format import java
 from logquarry.read.get_kernel import MessageGetter
 from logquarry.read.get_message import LEAST_UNITS, GetMessageStatus, GetResult, TransferLimits
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import FileQueue, Queue
+from logquarry.read.queue import ConsumeQueue, FileQueue, Queue
 from logquarry.stored_message import StoredMessage
 
 _SHORTEST_PAUSE: Final = 0.001
@@ -321,6 +321,8 @@ class PolledQueueReader(QueueReader):
                     queue = self._store.queue(topic, queue_id)
                     if isinstance(queue, FileQueue):
                         queue.refresh()
+                    if isinstance(queue, ConsumeQueue):
+                        queue.warn_of_lost_end()
                     if queue is not None:
                         ends.append((topic, queue_id, queue.max_offset))
             return tuple(ends)
