@@ -100,7 +100,7 @@ READS: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
 }
 
 RULES = lq.RetentionRules(keep_bytes=0)
-NO_LISTS: Final = ("x", 5, ["x"], lq.Message("t"), np.array(1), memoryview(np.zeros((2, 2))))
+NO_LISTS: Final = ("x", 5, ["x"], lq.Message("t"), np.array(1), np.zeros((2, 2)).data)
 WRITES: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
     "put": ({}, {"message": (*MESSAGE, None, ("t",) * 17)}),
     "put_async": ({}, {"message": (*MESSAGE, None, ("t",) * 17)}),
