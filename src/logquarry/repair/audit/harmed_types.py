@@ -11,8 +11,10 @@ PREPARED or ROLLBACK frame is *harmed* if all these conditions are true:
   it needs no neighbour. Without this condition, an old entry of a message that was cut off could
   seem to prove a harmed type.
 
-PREPAREDTRANSACTIONOFFSET shows the right type. RocketMQ sets the field only for the types COMMIT
-and ROLLBACK, so the right type is COMMIT if the field is not 0; else it is NOT.
+PREPAREDTRANSACTIONOFFSET shows the right type. A broker sets the field only for the types COMMIT
+and ROLLBACK, so the right type is COMMIT if the field is not 0. If it is 0, the right type is NOT,
+or COMMIT: the delivered copy of a delayed COMMIT message has 0. Salvage then writes NOT. Consumers
+treat both types in the same way.
 
 Nothing in the store shows these changes, so the audit cannot find them:
 
@@ -77,9 +79,11 @@ class HarmedType(NamedTuple):
     @property
     def text(self) -> str:
         """The types and the evidence, for a finding."""
+        is_end = self.right == sys_flag.TRANSACTION_COMMIT
+        right = "COMMIT" if is_end else "NOT or COMMIT"
         return (
             f"the frame has the transaction type {NAMES[self.stored]}, but {queue_name(self.key)} "
-            f"has the message at {self.queue_offset}: the right type is {NAMES[self.right]}"
+            f"has the message at {self.queue_offset}: the right type is {right}"
         )
 
 
