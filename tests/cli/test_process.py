@@ -20,6 +20,7 @@ from logquarry.cli.main import app
 from logquarry.testing.builder import fill
 from tests.helpers.command import run
 from tests.helpers.hostile_store import EVIL_TOPIC
+from tests.helpers.imports import SETTINGS, line, write
 
 COMMAND = [sys.executable, "-c", "from logquarry.cli.main import main; main()"]
 
@@ -155,6 +156,22 @@ def test_signals(larger_store: Path, number: signal.Signals, code: int, line: st
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
     assert errors.decode() == line
+
+
+def test_a_command_may_open_many_files(tmp_path: Path) -> None:
+    """A shell's limit of open files is often 1,024, of which a user can have many more."""
+    resource = pytest.importorskip("resource")
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    rows = write(tmp_path / "rows.jsonl", *(line(topic=f"t{n}") for n in range(60)))
+    (tmp_path / "config.json").write_text(json.dumps(SETTINGS))
+    done = subprocess.run(
+        [*COMMAND, "import", rows, tmp_path / "new", "--config", tmp_path / "config.json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (60, hard)),
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_interrupt_during_the_first_import() -> None:

@@ -17,7 +17,7 @@ from logquarry.cli import options
 from logquarry.cli.output import Output
 from logquarry.cli.replication import ServerTls, host_port, server_tls_options
 from logquarry.errors import UsageError
-from logquarry.systems import Held, held, raise_file_limit
+from logquarry.systems import Held, held
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -155,7 +155,6 @@ def broker(
         **given,
     )
     settings = options.store_config(config)
-    raise_file_limit()
     with held() as waiting, asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(_serve(out, waiting, store, serves, settings, metrics_at))
 

@@ -25,6 +25,7 @@ from logquarry import __version__, compiled
 from logquarry.cli import interrupts, outcome, output
 from logquarry.cli.outcome import ExitCode, exit_code
 from logquarry.errors import LogquarryError
+from logquarry.systems import raise_file_limit
 
 _MODULES: Final = {
     "info": "info",
@@ -166,6 +167,8 @@ def main() -> None:
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stdout = _checked(sys.stdout, "standard output")
     sys.stderr = _checked(sys.stderr, None)
+    # If a command opens a store for writing, the files of all its queues stay open.
+    raise_file_limit()
     # Turn SIGTERM into an exception, so that a command can remove its half-written files.
     signal.signal(signal.SIGTERM, _terminated)
     try:

@@ -100,7 +100,14 @@ READS: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
 }
 
 RULES = lq.RetentionRules(keep_bytes=0)
-NO_LISTS: Final = ("x", 5, ["x"], lq.Message("t"), np.array(1), np.zeros((2, 2)).data)
+NO_LISTS: Final = (
+    "x",
+    5,
+    ["x"],
+    lq.Message("t"),
+    np.array(1),
+    memoryview(b"abcd").cast("B", (2, 2)),
+)
 WRITES: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
     "put": ({}, {"message": (*MESSAGE, None, ("t",) * 17)}),
     "put_async": ({}, {"message": (*MESSAGE, None, ("t",) * 17)}),
