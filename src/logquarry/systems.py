@@ -415,12 +415,15 @@ def _remove(folder: Path, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 
 
 class Held:
-    """Holds back one interrupt (Ctrl-C, SIGTERM) until the program calls :meth:`check`, or until
-    the ``with`` block of :func:`held` ends. A second interrupt takes effect at once.
+    """Holds back one interrupt (Ctrl-C, SIGTERM, SIGHUP) until the program calls :meth:`check`, or
+    until the ``with`` block of :func:`held` ends. A second interrupt takes effect at once, except
+    a second SIGHUP: a terminal that closes can send SIGHUP twice.
 
     Three parts of logquarry need this:
 
@@ -465,6 +468,8 @@ class Held:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._came is not None:
+            if number == self._came == getattr(signal, "SIGHUP", None):
+                return
             # If a second signal arrives, run its handler at once.
             self._handlers[number](number, frame)
         self._came = number

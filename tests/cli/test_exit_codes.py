@@ -137,10 +137,11 @@ def exit_code_after(error: Exception, store: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(outcome, "remember_words", fail)
     monkeypatch.setattr(sys, "argv", ["logquarry", "info", str(store)])
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     with pytest.raises(SystemExit) as ended:
         cli_main.main()
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     return ended.value.code
 
 
@@ -196,7 +197,12 @@ def test_ctrl_c_during_an_import(name: str, damaged_store: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "code", "line"),
-    [("SIGINT", 130, "error: interrupted\n"), ("SIGTERM", 143, "error: ended by SIGTERM\n")],
+    [
+        ("SIGINT", 130, "error: interrupted\n"),
+        ("SIGTERM", 143, "error: ended by SIGTERM\n"),
+        # The signal is raised again as SIGTERM.
+        ("SIGHUP", 143, "error: ended by SIGTERM\n"),
+    ],
 )
 def test_a_signal_in_a_destructor_is_not_lost(
     damaged_store: Path, name: str, code: int, line: str

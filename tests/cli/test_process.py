@@ -140,8 +140,9 @@ def test_closed_pipe_is_no_error(larger_store: Path) -> None:
     [
         (signal.SIGINT, 130, "error: interrupted\n"),
         (signal.SIGTERM, 143, "error: ended by SIGTERM\n"),
+        (signal.SIGHUP, 129, "error: ended by SIGHUP\n"),
     ],
-    ids=["int", "term"],
+    ids=["int", "term", "hup"],
 )
 def test_signals(larger_store: Path, number: signal.Signals, code: int, line: str) -> None:
     process = subprocess.Popen(
@@ -172,6 +173,52 @@ def test_a_command_may_open_many_files(tmp_path: Path) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (60, hard)),
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_second_sighup_does_not_disturb_the_cleanup(tmp_path: Path) -> None:
+    # If a terminal closes, the shell and the system each send SIGHUP.
+    script = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from logquarry.cli import main as cli\n"
+        "def read(*_, **__):\n"
+        "    try: os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    finally:\n"
+        "        os.kill(os.getpid(), signal.SIGHUP)\n"
+        "        Path(sys.argv[2]).touch()\n"
+        "cli.outcome.remember_words = read\n"
+        "cli.main()"
+    )
+    done = tmp_path / "done"
+    result = subprocess.run(
+        [sys.executable, "-c", script, "info", str(done)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (129, "error: ended by SIGHUP\n")
+    assert done.exists()
+
+
+def test_nohup_keeps_a_command_running(small_store: Path) -> None:
+    script = "trap '' HUP; exec \"$@\""
+    begun = (
+        "import os, signal; os.kill(os.getpid(), signal.SIGHUP)\n"
+        "from logquarry.cli import main as cli\n"
+        "remember = cli.outcome.remember_words\n"
+        "def interrupted(*words):\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    return remember(*words)\n"
+        "cli.outcome.remember_words = interrupted\n"
+        "cli.main()"
+    )
+    result = subprocess.run(
+        ["sh", "-c", script, "sh", sys.executable, "-c", begun, "info", str(small_store)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_an_interrupt_during_the_first_import() -> None:

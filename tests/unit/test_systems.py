@@ -65,6 +65,20 @@ def test_a_second_one_does_not_wait() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_second_hang_up_waits() -> None:
+    """A terminal that closes can send SIGHUP twice."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, frame: came.append(number))
+    try:
+        with held():
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
+            assert not came
+        assert came == [signal.SIGHUP]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_handler_that_was_set_meanwhile_goes() -> None:
     with held():
         signal.signal(signal.SIGINT, lambda number, frame: None)

@@ -1,5 +1,5 @@
 """Handles Ctrl-C: prints one line on stderr, and ends the process with exit code 130. Defines the
-exception for SIGTERM.
+exception for SIGTERM and SIGHUP.
 
 Before a command runs, Ctrl-C ends the process at once, because a KeyboardInterrupt during the
 import of a Python module would print a traceback. While a command runs, Ctrl-C raises
@@ -38,7 +38,7 @@ class _Arrived:
 
 
 class Terminated(SystemExit):
-    """The exception for SIGTERM."""
+    """The exception for SIGTERM and SIGHUP."""
 
 
 def has_arrived() -> bool:
@@ -79,6 +79,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 def _unraisable(unraisable: Any, /) -> None:
     # Python calls this hook for an exception that it cannot raise, for example in a destructor.
+    # A lost SIGHUP is raised again as SIGTERM: the handler of SIGHUP raises only once.
     for lost, number in ((KeyboardInterrupt, signal.SIGINT), (Terminated, signal.SIGTERM)):
         if unraisable.exc_type is lost:
             # Raise the lost exception again. Python would ignore it here too, so another thread

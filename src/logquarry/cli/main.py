@@ -151,7 +151,7 @@ def app(verbose: bool) -> None:
     diff, stats, report and export.
 
     Exit codes: 0 clean, 1 findings (for example damage), 2 usage, 3 unreadable, 4 refused, 70 a
-    fault of logquarry, 130 interrupted, 143 terminated.
+    fault of logquarry, 129 hung up, 130 interrupted, 143 terminated.
 
     Example: logquarry info /data/store
     """
@@ -169,12 +169,17 @@ def main() -> None:
     sys.stderr = _checked(sys.stderr, None)
     # If a command opens a store for writing, the files of all its queues stay open.
     raise_file_limit()
-    # Turn SIGTERM into an exception, so that a command can remove its half-written files.
+    # Turn SIGTERM and SIGHUP into an exception, so that a command can remove its half-written
+    # files, and close its store.
     signal.signal(signal.SIGTERM, _terminated)
+    # The program nohup starts a command with SIGHUP ignored.
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, _HangUp().arrived)
     try:
         app(prog_name="logquarry")
-    except interrupts.Terminated:
-        output.error("ended by SIGTERM")
+    except interrupts.Terminated as ended:
+        name = "SIGHUP" if ended.code == ExitCode.HUNG_UP else "SIGTERM"
+        output.error(f"ended by {name}")
         raise
     except Exception as error:
         if outcome.is_out_of_memory(error):
@@ -243,6 +248,19 @@ def _checked(stream: TextIO, name: str | None) -> TextIO:
 
 def _terminated(number: int, frame: FrameType | None) -> None:
     raise interrupts.Terminated(ExitCode.TERMINATED)
+
+
+class _HangUp:
+    # If a terminal closes, a process can get SIGHUP twice: from the shell, and when the shell ends.
+    # Only the first SIGHUP raises, so that the second does not interrupt the cleanup.
+
+    def __init__(self) -> None:
+        self._has_arrived = False
+
+    def arrived(self, number: int, frame: FrameType | None) -> None:
+        if not self._has_arrived:
+            self._has_arrived = True
+            raise interrupts.Terminated(ExitCode.HUNG_UP)
 
 
 def _interrupted(ctx: click.Context) -> NoReturn:

@@ -47,6 +47,7 @@ class ExitCode(IntEnum):
     UNREADABLE = 3
     REFUSED = 4
     FAULT = 70
+    HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
 
