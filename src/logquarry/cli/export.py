@@ -113,7 +113,7 @@ def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
             f"{text.plural(done.commits, 'commit')} so far"
         )
 
-    with with_spark.session(master) as session:
+    with full_disk_of(where), with_spark.session(master) as session:
         if follow:
             done = export.run(session, on_commit=note_commit)
         else:
@@ -280,7 +280,7 @@ def export(
     # Check paths and configuration before Spark starts: the start takes seconds, and the user sees
     # an error at once.
     paths = [layout.root for layout in open_stores(replace(read, paths=stores)).values()]
-    with with_spark.session_if_installed(spark_master) as session, full_disk_of(target):
+    with full_disk_of(target), with_spark.session_if_installed(spark_master) as session:
         done = with_spark.export(out, session, paths, target, read, folders)
     messages.report_damage(out, done.summary.damage, read.on_damage)
 
