@@ -256,7 +256,10 @@ def export(
         raise UsageError("--limit is for --format jsonl: Spark's tasks cannot count together")
     from logquarry.config import StoreConfig
     from logquarry.log.schema import HEADERS
+    from logquarry.spark.export import check_apart
     from logquarry.spark.options import ReadOptions
+    from logquarry.spark.output import OutputFolder
+    from logquarry.spark.parquet import check_partition_columns
     from logquarry.spark.tasks import open_stores
 
     read = ReadOptions(
@@ -277,9 +280,11 @@ def export(
         added = export_table(out, export, spark_master or "local[*]")
         messages.report_damage(out, added.summary.damage, read.on_damage)
         return
-    # Check paths and configuration before Spark starts: the start takes seconds, and the user sees
-    # an error at once.
+    # Check the arguments before Spark starts: the start takes seconds, and the user should see an
+    # error at once.
+    check_partition_columns(folders, read.names)
     paths = [layout.root for layout in open_stores(replace(read, paths=stores)).values()]
+    check_apart(OutputFolder(target).location, paths, read.config)
     with full_disk_of(target), with_spark.session_if_installed(spark_master) as session:
         done = with_spark.export(out, session, paths, target, read, folders)
     messages.report_damage(out, done.summary.damage, read.on_damage)
