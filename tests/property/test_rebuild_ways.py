@@ -220,3 +220,23 @@ def test_harmed_transaction_types(numbers: list[int], split_size: int, tmp_path:
         for path in (tmp_path / "store").rglob("*")
         if "consumequeue" in path.parts
     }
+
+
+@pytest.mark.parametrize("split_size", [7_000, 60_000])
+def test_harmed_transaction_types_with_copies(
+    split_size: int, golden: Path, tmp_path: Path
+) -> None:
+    """The further queues of a message (multi-dispatch) keep their entries, too."""
+    scenario = Scenario(golden / "multidispatch")
+    root = tmp_path / "store"
+    shutil.copytree(scenario.store, root)
+    with lq.MessageStore.open(root) as opened_store:
+        copied = [one for one in opened_store.scan() if "INNER_MULTI_DISPATCH" in one.properties]
+    log = min((root / "commitlog").iterdir())
+    for message in copied[3:40:9]:
+        kind = message.sys_flag | sys_flag.TRANSACTION_PREPARED
+        overwrite(log, message.physical_offset + HEAD.offsets["sys_flag"], kind.to_bytes(4))
+    sound, _ = both(scenario.store, tmp_path / "sound", scenario.config, split_size)
+    alone, many = both(root, tmp_path, scenario.config, split_size)
+    assert many == alone
+    assert alone[1] == sound[1]

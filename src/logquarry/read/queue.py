@@ -35,13 +35,13 @@ logger = logging.getLogger(__name__)
 MOST_HOLES: Final = 1 << 24
 _FIRST_CHUNK: Final = 512
 _LARGEST_CHUNK: Final = 1 << 16
-_NEAR_END: Final = 512
 _NO_MESSAGE_TIME: Final = 1_000
 
 
 @lru_cache(256)
-def _warn(path: str, text: str) -> None:
-    logger.warning("%s: %s", path, text)
+def _gaps_named(path: str) -> list[int]:
+    """Return the queue offset of the warning about a file's gap; before the warning, no offset."""
+    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +124,8 @@ class Queue(ABC):
     def units(self, start: int, stop: int) -> Units:
         """Return one entry for each queue offset in ``[start, stop)``, up to the queue's end.
 
-        Entries in missing files are zeros (unwritten). If one file has the range, the result is a
-        view. Raises UsageError if ``start`` is negative, or if more than MOST_HOLES entries
-        have no file.
+        Entries in missing files are zeros. If one file has the range, the result is a view. Raises
+        UsageError if ``start`` is negative, or if more than MOST_HOLES entries have no file.
         """
         if start < 0:
             raise UsageError(f"there is no queue offset {start}")
@@ -180,15 +179,13 @@ class Queue(ABC):
         low = max(0, self.min_offset - chosen.start)
         found = search_time(units, low, timestamp, store_time, log_min_offset)
         if found is None:
-            # The search has met an entry that was never written, which Java does not expect. Search
-            # again in the written entries only.
+            # The search has met an unwritten entry. Search again in the written entries only.
             there = np.flatnonzero(is_written(units))
             low = int(np.searchsorted(there, low))
             found = search_time(units[there], low, timestamp, store_time, log_min_offset)
             found = int(there[found]) if found is not None and found >= 0 else found
         # QUIRK: if the search finds no message (-1), Java's result is the queue offset before the
-        # file's first entry. For a file that begins at queue offset 0 it is 0, because Java's
-        # division rounds -1 byte towards zero.
+        # file's first entry, but 0 for the queue's first file: Java rounds -1 byte towards zero.
         return 0 if found is None else max(0, chosen.start + found)
 
     def _segment_by_time(
@@ -445,13 +442,17 @@ class ConsumeQueue(FileQueue):
 
     def warn_of_gap(self, offset: int) -> None:
         """See :meth:`Queue.warn_of_gap`. The warning is logged once per file."""
+        if not self.files or offset * UNIT_SIZE < self.files[0].base:
+            return  # Retention has deleted the earlier files.
         file = self.sequence.at(offset * UNIT_SIZE)
         path = f"{CONSUME_QUEUE}/{self.topic}/{self.queue_id}" if file is None else file.path
-        _warn(
-            self._layout.filesystem.full_path(path),
-            f"there is no entry at queue offset {offset}, but there are later entries. Messages "
-            "without an entry are left out: check the store with `logquarry verify`",
-        )
+        path = self._layout.filesystem.full_path(path)
+        if not (named := _gaps_named(path)):
+            named.append(offset)
+            logger.warning(
+                f"{path}: there is no entry at queue offset {offset}, but there are later entries. "
+                "Messages without an entry are left out: check the store with `logquarry verify`"
+            )
 
     def warn_of_lost_end(self) -> None:
         """Warn if entries follow soon after the queue's end: then a lost page made this end."""
@@ -461,10 +462,11 @@ class ConsumeQueue(FileQueue):
         self._checked = index, count
         if index + 1 < len(self.files) and count == self._room(index):
             index, count = index + 1, 0
-        if not is_written(self._read_units(index, count, count + 1)).any():
-            stop = min(count + _NEAR_END, self._room(index))
-            if is_written(self._read_units(index, count, stop)).any():
-                self.warn_of_gap(self.files[index].base // UNIT_SIZE + count)
+        stop = min(count + _FIRST_CHUNK, self._room(index))
+        has_later = is_written(self._read_units(index, count + 1, stop)).any()
+        # A broker may write entries now, in this order. So read the first entry after the others.
+        if has_later and not is_written(self._read_units(index, count, count + 1)).any():
+            self.warn_of_gap(self.files[index].base // UNIT_SIZE + count)
 
     def _kept_prefix(self, index: int, written: int, cut: int) -> int:
         """Count the entries up to the last one that points before ``cut``; 0 if none does."""

@@ -21,6 +21,7 @@ from logquarry.read.get_message import (
     get_message,
     read_message,
 )
+from logquarry.read.queue import ConsumeQueue, Units
 from logquarry.store.message_store import MessageStore
 from logquarry.stored_message import StoredMessage
 from tests.helpers.files import overwrite
@@ -282,6 +283,44 @@ def test_a_queue_that_seems_to_end_at_a_lost_page(
     assert [text for text in caplog.messages if "left out" in text] == [gap(path, number)]
 
 
+def test_a_lost_page_of_a_queue_file_gives_one_warning(
+    store_of_25: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (2, 3, 4, 6):
+        rewrite_unit(store_of_25, number, queue_entry.QueueEntry(0, 0, 0))
+    with MessageStore.open(store_of_25) as store:
+        assert numbers(store, 0) == (FOUND, [0, 1, 5, 7, 8, 9], 10)
+        assert numbers(store, 3) == (FOUND, [5, 7, 8, 9], 10)
+    path = store_of_25 / f"consumequeue/orders/0/{0:020d}"
+    assert [text for text in caplog.messages if "left out" in text] == [gap(path, 2)]
+
+
+def test_a_reader_does_not_warn_of_entries_that_a_broker_writes_now(
+    store_of_25: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MessageStore.open(store_of_25) as store:
+        queue = store.queue("orders", 0)
+        assert queue is not None
+        entries = dict(queue.entries())
+    for number in range(21, 25):
+        rewrite_unit(store_of_25, number, queue_entry.QueueEntry(0, 0, 0))
+    read = ConsumeQueue._read_units
+
+    def read_and_write(queue: ConsumeQueue, index: int, start: int, stop: int) -> Units:
+        found = read(queue, index, start, stop).copy()
+        for number in range(21, 25):
+            rewrite_unit(store_of_25, number, entries[number])
+        return found
+
+    with MessageStore.open(store_of_25) as store:
+        queue = store.queue("orders", 0)
+        assert isinstance(queue, ConsumeQueue)
+        assert queue.max_offset == 21
+        monkeypatch.setattr(ConsumeQueue, "_read_units", read_and_write)
+        queue.warn_of_lost_end()
+    assert not caplog.messages
+
+
 def test_no_warning_at_the_end_of_a_sound_queue(
     store_of_25: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -312,6 +351,30 @@ def test_deleted_log_files(tmp_path: Path) -> None:
         assert numbers(store, 10) == (GetMessageStatus.OFFSET_TOO_SMALL, [], first_kept)
         # QUIRK not copied: Java looks for physical offset 0 in the log's first remaining file.
         assert store._log.frame_at(0, maker.frames[0].size) is None
+
+
+def test_no_warning_if_all_messages_of_a_queue_have_expired(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Retention keeps the queue's last file. In 4.x, the min offset of such a queue is 0."""
+    maker = StoreMaker(log_file_size=1000)
+    for topic in ["orders"] * 30 + ["later"] * 10:
+        maker.put(topic=topic, body=bytes(60))
+    maker.write(tmp_path)
+    first_kept = next(f.physical_offset for f in maker.frames if f.topic == b"later") // 1000 + 1
+    for number in range(first_kept):
+        (tmp_path / f"commitlog/{number * 1000:020d}").unlink()
+    for base in (0, 200):
+        (tmp_path / f"consumequeue/orders/0/{base:020d}").unlink()
+    with MessageStore.open(tmp_path) as store:
+        assert store.queue_offsets("orders", 0) == (0, 30)
+        offset = 0
+        while offset < 30:
+            assert not store.get("orders", 0, offset).messages
+            offset = store.get("orders", 0, offset).next_offset
+        with store.consumer("group", "orders", timeout=0.01) as consumer:
+            assert not list(consumer)
+    assert not caplog.messages
 
 
 # ------------------------------------------------------------------------------- single frames

@@ -39,7 +39,7 @@ import numpy as np
 from logquarry.dialect31.open_transactions import TransactionFrame
 from logquarry.format import properties as props
 from logquarry.format import sys_flag
-from logquarry.format.arrays import Bools, Int32, Int64, consecutive
+from logquarry.format.arrays import Bools, Int32, Int64
 from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.follow import Followed
@@ -64,6 +64,8 @@ NAMES: Final[Mapping[int, str]] = {
 }
 _MOST_NEIGHBOURS: Final = 16
 """Maximum number of entries to read on each side of an entry."""
+_MOST_SKIPPED: Final = 1 << 10
+"""Maximum number of entries to read without need between two entries."""
 
 
 class HarmedType(NamedTuple):
@@ -129,12 +131,16 @@ class HarmedTypes:
     def _search(self, key: QueueKey, part: QueuePart) -> Iterator[int]:
         queue, noted = self._queue_of(key), self._noted.get(key, {})
         if queue is not None:
-            for start, stop in consecutive(part.offsets):
-                wanted = part.units[start:stop]
-                there = entries_at(queue, part.offsets[start:stop])
+            order = np.argsort(part.offsets, kind="stable")
+            order = order[part.offsets[order] < queue.max_offset]
+            # Many half messages have the queue offset 0, and those of 3.1 leave gaps. So read many
+            # entries at once.
+            cuts = np.flatnonzero(np.diff(part.offsets[order]) > _MOST_SKIPPED) + 1
+            for some in np.split(order, cuts) if len(order) else ():
+                wanted, there = part.units[some], entries_at(queue, part.offsets[some])
                 same = there["physical_offset"] == wanted["physical_offset"]
                 for at in np.flatnonzero(same & (there["size"] == wanted["size"])).tolist():
-                    offset = int(part.offsets[start + at])
+                    offset = int(part.offsets[some[at]])
                     if self.check(queue, offset, QueueEntry(*there[at].item())):
                         yield int(wanted["physical_offset"][at])
         for offset, unit in zip(part.offsets.tolist(), part.units, strict=True) if noted else ():
@@ -183,11 +189,14 @@ class HarmedTypes:
         """Whether an entry near an entry, or no other entry at all, shows that the queue is sound
         there. The neighbour's own type may be harmed, too.
         """
-        if queue.max_offset - queue.min_offset == 1:
+        count = 1
+        for _, rows in queue.rows(offset, offset + 1) if queue.is_batch else ():
+            count = int(rows["count"][0])
+        if queue.max_offset - queue.min_offset == count:
             return True
         first = max(queue.min_offset, offset - _MOST_NEIGHBOURS)
-        stop = min(queue.max_offset, offset + _MOST_NEIGHBOURS + 1)
-        for at, entry in queue.entries(first, stop):
+        stop = min(queue.max_offset, offset + count + _MOST_NEIGHBOURS)
+        for at, entry in _entries(queue, first, stop):
             if at != offset and not entry.is_filler:
                 frame = self._log.frame_of(entry)
                 if frame is not None and (frame.queue_key, frame.queue_offset) == (queue.key, at):
@@ -210,6 +219,19 @@ class HarmedTypes:
             first = self.found[some[0]]
             text = first.text + and_more(len(some))
             yield finding(KIND, layout.log_file(some[0]), some[0], text, first.size)
+
+
+def _entries(queue: Queue, start: int, stop: int) -> Iterator[tuple[int, QueueEntry]]:
+    """Yield the entries in a range. An entry of a batch queue has the offset of its first message,
+    which can be before the range.
+    """
+    if not queue.is_batch:
+        yield from queue.entries(start, stop)
+        return
+    for _, rows in queue.rows(start, stop):
+        for row in rows[np.diff(rows["base"], prepend=-1) != 0]:
+            fields = (row[name] for name in ("physical_offset", "size", "tags_code"))
+            yield int(row["base"]), QueueEntry(*map(int, fields))
 
 
 class EitherMap(Container[int]):
@@ -240,6 +262,8 @@ def with_queued(followed: Followed, harmed: Mapping[int, HarmedType]) -> Followe
         return followed
     places = np.fromiter(harmed, np.int64, len(harmed))
     is_harmed = np.isin(followed.requests.physical_offset, places)
+    if not is_harmed.any():
+        return followed
     return _with_dispatched(followed, followed.requests.is_dispatched | is_harmed)
 
 

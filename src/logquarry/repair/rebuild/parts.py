@@ -321,7 +321,6 @@ def find_harmed(
     Args:
         old: the queues on the disk.
         runs: all runs of the log, in the log's order.
-
     """
     seen: dict[QueueKey, Segments] = {key: [] for key in old}
     for run in runs:
@@ -354,13 +353,14 @@ def find_harmed(
     ids = HarmedIds(layout, old, old.get, is_3_1=config.is_3_1)
     types = HarmedTypes(layout, old.get)
     touched: set[QueueKey] = set()
+    count = 0
     for entries in read_entries(layout, config, sorted(spans.items()), types.queued):
-        count = len(ids.found)
         ids.place(entries)
-        if len(ids.found) > count:
+        # The entries also have the further queues of multi-dispatch.
+        if len(ids.found) + len(types.found) > count:
             touched.update(entries)
+            count = len(ids.found) + len(types.found)
     touched.update(found.right for found in ids.found.values())
-    touched.update(found.key for found in types.found.values())
     return Harmed(ids.found, types.found, frozenset(touched))
 
 

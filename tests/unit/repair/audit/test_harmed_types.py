@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 import logquarry as lq
-from logquarry.format import sys_flag
+from logquarry.format import batch, sys_flag
+from logquarry.format.batch import INNER_BATCH, BatchItem
 from logquarry.format.frame import HEAD
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.audit.harmed_types import EitherMap, HarmedTypes, right_flags
+from logquarry.read.batch_queue import BATCH_DTYPE
+from logquarry.repair.audit.harmed_types import KIND, EitherMap, HarmedTypes, right_flags
 from logquarry.repair.findings import Finding, next_step
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.salvage.salvage import salvage_store
@@ -24,6 +26,7 @@ from logquarry.testing.builder import StoreBuilder
 from tests.helpers.failing_disk import StoppedDisk
 from tests.helpers.files import overwrite
 from tests.helpers.small_store import NOW, config, opened
+from tests.helpers.store_maker import StoreMaker
 
 COUNT = 12
 NOT, PREPARED = sys_flag.TRANSACTION_NOT, sys_flag.TRANSACTION_PREPARED
@@ -64,10 +67,10 @@ def harm(root: Path, place: int, kind: int, other_bits: int = 0) -> None:
     )
 
 
-def queue_bytes(root: Path) -> dict[str, bytes]:
+def queue_bytes(root: Path, folder: str = "consumequeue") -> dict[str, bytes]:
     return {
         str(path.relative_to(root)): path.read_bytes()
-        for path in sorted((root / "consumequeue").rglob("*"))
+        for path in sorted((root / folder).rglob("*"))
         if path.is_file()
     }
 
@@ -158,6 +161,38 @@ def test_other_bits_do_not_matter(tmp_path: Path) -> None:
     places = store(tmp_path)
     harm(tmp_path, places[3], PREPARED, sys_flag.MULTI_TAGS)
     assert kinds(tmp_path) == ["harmed_transaction_type"]
+
+
+@pytest.mark.parametrize("counts", [[40] * 5, [1, 40, 40, 1, 40], [40, 1, 1], [40]])
+def test_inner_batches_of_a_batch_queue(counts: list[int], tmp_path: Path) -> None:
+    """The neighbour of an entry can be more than 16 messages away."""
+    flags = INNER_BATCH | sys_flag.NEED_UNWRAP
+    root = tmp_path / "store"
+    maker, base = StoreMaker(log_file_size=1 << 16), 0
+    entries = np.zeros(len(counts), BATCH_DTYPE)
+    for count, entry in zip(counts, entries, strict=True):
+        properties = f"INNER_BASE\x01{base}\x02INNER_NUM\x01{count}".encode()
+        body = batch.encode([BatchItem(b"m")] * count)
+        frame = maker.put("t", body=body, sys_flag=flags, queue_offset=base, properties=properties)
+        values = frame.physical_offset, frame.size, 0, frame.store_timestamp, base, count, -1, 0
+        for name, value in zip(BATCH_DTYPE.names or (), values, strict=True):
+            entry[name] = value
+        base += count
+    maker.write(root)
+    shutil.rmtree(root / "consumequeue")
+    folder = root / "batchconsumequeue/t/0"
+    folder.mkdir(parents=True)
+    (folder / f"{0:020d}").write_bytes(entries.tobytes().ljust(46 * 100, b"\0"))
+    sound = queue_bytes(root, "batchconsumequeue")
+    assert not verify_store(StoreLayout.open(root)).has_damage
+    for frame in maker.frames:
+        harm(root, frame.physical_offset, PREPARED, flags)
+        found = verify_store(StoreLayout.open(root)).findings
+        assert [one.kind for one in found if one.severity == "damage"] == [KIND]
+    rebuild(root, into=tmp_path / "new", clock=lambda: NOW)
+    assert queue_bytes(tmp_path / "new", "batchconsumequeue") == sound
+    lq.recover(root, apply=True)
+    assert queue_bytes(root, "batchconsumequeue") == sound
 
 
 # ------------------------------------------------------------------------------- what is no finding
