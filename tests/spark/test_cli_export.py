@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from logquarry.cli.outcome import ExitCode, exit_code
 from logquarry.cli.spark import SparkTrouble, session
 from logquarry.spark.jobs import run_tasks
 from logquarry.testing.builder import fill
@@ -158,6 +160,13 @@ def test_what_went_wrong_in_a_worker_is_told(spark: SparkSession) -> None:
         session("local[2]"),
     ):
         run_tasks(spark, "test", [-1], os.close, weight=abs)
+
+
+def test_a_full_disk_of_a_worker_has_its_own_exit_code(spark: SparkSession) -> None:
+    write = partial(Path.write_text, data="x")
+    with pytest.raises(OSError, match="No space left") as caught, session("local[2]"):
+        run_tasks(spark, "test", [Path("/dev/full")], write, weight=lambda _: 1)
+    assert exit_code(caught.value) == ExitCode.REFUSED
 
 
 def test_manifest_tells_the_same(golden: Path, tmp_path: Path) -> None:

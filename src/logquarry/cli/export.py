@@ -113,7 +113,7 @@ def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
             f"{text.plural(done.commits, 'commit')} so far"
         )
 
-    with with_spark.session(master) as session:
+    with full_disk_of(where), with_spark.session(master) as session:
         if follow:
             done = export.run(session, on_commit=note_commit)
         else:
@@ -256,7 +256,10 @@ def export(
         raise UsageError("--limit is for --format jsonl: Spark's tasks cannot count together")
     from logquarry.config import StoreConfig
     from logquarry.log.schema import HEADERS
+    from logquarry.spark.export import check_apart
     from logquarry.spark.options import ReadOptions
+    from logquarry.spark.output import OutputFolder
+    from logquarry.spark.parquet import check_partition_columns
     from logquarry.spark.tasks import open_stores
 
     read = ReadOptions(
@@ -277,10 +280,12 @@ def export(
         added = export_table(out, export, spark_master or "local[*]")
         messages.report_damage(out, added.summary.damage, read.on_damage)
         return
-    # Check paths and configuration before Spark starts: the start takes seconds, and the user sees
-    # an error at once.
+    # Check the arguments before Spark starts: the start takes seconds, and the user should see an
+    # error at once.
+    check_partition_columns(folders, read.names)
     paths = [layout.root for layout in open_stores(replace(read, paths=stores)).values()]
-    with with_spark.session_if_installed(spark_master) as session, full_disk_of(target):
+    check_apart(OutputFolder(target).location, paths, read.config)
+    with full_disk_of(target), with_spark.session_if_installed(spark_master) as session:
         done = with_spark.export(out, session, paths, target, read, folders)
     messages.report_damage(out, done.summary.damage, read.on_damage)
 

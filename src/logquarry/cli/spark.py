@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from logquarry import text
-from logquarry.cli.output import Output
+from logquarry.cli.output import FULL, Output
 from logquarry.errors import LogquarryError, MissingExtra
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
     from logquarry.spark.export import ExportSummary
     from logquarry.spark.options import ReadOptions
+
+_OS_ERROR: Final = re.compile(r"OSError: \[Errno (\d{1,9})\]")
 
 
 class SparkTrouble(LogquarryError):
@@ -92,7 +96,11 @@ def _spark_trouble() -> Iterator[None]:
             raise
         from logquarry.spark.jobs import root_cause
 
-        raise SparkTrouble(f"Spark failed: {root_cause(error)}") from error
+        cause = root_cause(error)
+        if (found := _OS_ERROR.match(cause)) and (number := int(found[1])) in FULL:
+            # With this error, the command has the exit code of a full disk.
+            raise OSError(number, os.strerror(number)) from error
+        raise SparkTrouble(f"Spark failed: {cause}") from error
 
 
 def export(
