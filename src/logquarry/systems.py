@@ -422,8 +422,8 @@ _SIGNALS = tuple(
 
 class Held:
     """Holds back one interrupt (Ctrl-C, SIGTERM, SIGHUP) until the program calls :meth:`check`, or
-    until the ``with`` block of :func:`held` ends. A second interrupt takes effect at once, except
-    a second SIGHUP: a terminal that closes can send SIGHUP twice.
+    until the ``with`` block of :func:`held` ends. A second interrupt takes effect at once, except a
+    SIGHUP: a terminal that closes can send SIGHUP twice, and systemd can send it after SIGTERM.
 
     Three parts of logquarry need this:
 
@@ -468,7 +468,7 @@ class Held:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._came is not None:
-            if number == self._came == getattr(signal, "SIGHUP", None):
+            if number == getattr(signal, "SIGHUP", None):
                 return
             # If a second signal arrives, run its handler at once.
             self._handlers[number](number, frame)

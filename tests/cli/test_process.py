@@ -175,28 +175,40 @@ def test_a_command_may_open_many_files(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_second_sighup_does_not_disturb_the_cleanup(tmp_path: Path) -> None:
-    # If a terminal closes, the shell and the system each send SIGHUP.
+@pytest.mark.parametrize(
+    ("first", "code", "line"),
+    [
+        # If a terminal closes, the shell and the system each send SIGHUP.
+        ("SIGHUP", 129, "error: ended by SIGHUP\n"),
+        # With SendSIGHUP, systemd sends SIGHUP after SIGTERM.
+        ("SIGTERM", 143, "error: ended by SIGTERM\n"),
+        ("SIGINT", 130, "error: interrupted\n"),
+    ],
+)
+def test_a_later_sighup_does_not_disturb_the_cleanup(
+    tmp_path: Path, first: str, code: int, line: str
+) -> None:
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from logquarry.cli import main as cli\n"
+        "from logquarry.cli import interrupts, main as cli\n"
         "def read(*_, **__):\n"
-        "    try: os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    try: os.kill(os.getpid(), getattr(signal, sys.argv.pop()))\n"
         "    finally:\n"
         "        os.kill(os.getpid(), signal.SIGHUP)\n"
         "        Path(sys.argv[2]).touch()\n"
         "cli.outcome.remember_words = read\n"
+        "interrupts.end_at_once()\n"
         "cli.main()"
     )
     done = tmp_path / "done"
     result = subprocess.run(
-        [sys.executable, "-c", script, "info", str(done)],
+        [sys.executable, "-c", script, "info", str(done), first],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (result.returncode, result.stderr) == (129, "error: ended by SIGHUP\n")
+    assert (result.returncode, result.stderr) == (code, line)
     assert done.exists()
 
 

@@ -65,18 +65,21 @@ def test_a_second_one_does_not_wait() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_second_hang_up_waits() -> None:
-    """A terminal that closes can send SIGHUP twice."""
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGTERM])
+def test_a_second_hang_up_waits(first: signal.Signals) -> None:
+    """A terminal that closes can send SIGHUP twice, and systemd can send it after SIGTERM."""
     came: list[int] = []
-    before = signal.signal(signal.SIGHUP, lambda number, frame: came.append(number))
+    numbers = (signal.SIGHUP, signal.SIGTERM)
+    before = {n: signal.signal(n, lambda number, frame: came.append(number)) for n in numbers}
     try:
         with held():
-            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(first)
             signal.raise_signal(signal.SIGHUP)
             assert not came
-        assert came == [signal.SIGHUP]
+        assert came == [first]
     finally:
-        signal.signal(signal.SIGHUP, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_a_handler_that_was_set_meanwhile_goes() -> None:

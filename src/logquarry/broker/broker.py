@@ -270,7 +270,7 @@ class Broker:
         return [connection for port in self._ports for connection in port.connections]
 
     def lags(self) -> dict[str, int]:
-        """Return the lag of each connected group, in messages.
+        """Return the lag of each connected group, in messages. Expired messages do not count.
 
         A queue whose end is unknown counts as 0.
         """
@@ -281,7 +281,8 @@ class Broker:
             for topic in group.filters:
                 offsets = core.tables.offsets.of(topic, name)
                 for queue_id, offset in offsets.items():
-                    lag += max(0, self._pulling.end_of((topic, queue_id)) - offset)
+                    first, end = self._pulling.bounds_of((topic, queue_id))
+                    lag += max(0, end - max(first, offset))
             found[name] = lag
         return found
 

@@ -257,7 +257,7 @@ class Pulling(Part):
         result, body = got
         # A message may have arrived during the read, so that the queue's known end is after the end
         # in the result.
-        end = max(self.end_of(pull.key), result.max_offset)
+        end = max(self.bounds_of(pull.key)[1], result.max_offset)
         self._ends[pull.key] = result.min_offset, end
         now = self._core.loop.time()
         is_patient = pull.deadline > now and not self._is_closing
@@ -408,9 +408,9 @@ class Pulling(Part):
         if end != known:
             self.arrived(key, end)
 
-    def end_of(self, key: QueueKey) -> int:
-        """Return the known end of a queue; 0 if it is not known."""
-        return self._ends.get(key, (0, 0))[1]
+    def bounds_of(self, key: QueueKey) -> tuple[int, int]:
+        """Return the known start and end of a queue; 0 if they are not known."""
+        return self._ends.get(key, (0, 0))
 
     def forget(self, topic: str) -> None:
         """Forget the known ends of a deleted topic's queues."""

@@ -92,7 +92,7 @@ class _Commands(click.Group):
                 ctx.exit(exit_code(error))
             except ModuleNotFoundError as error:
                 name = (error.name or "").partition(".")[0]
-                if name in ("", "logquarry"):
+                if name in ("", "logquarry") or name in sys.stdlib_module_names:
                     raise
                 # pip has not installed a package that is not optional, or it was removed later.
                 output.error(
@@ -171,10 +171,11 @@ def main() -> None:
     raise_file_limit()
     # Turn SIGTERM and SIGHUP into an exception, so that a command can remove its half-written
     # files, and close its store.
-    signal.signal(signal.SIGTERM, _terminated)
+    ending = _Ending()
+    signal.signal(signal.SIGTERM, ending.terminate)
     # The program nohup starts a command with SIGHUP ignored.
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, _HangUp().arrived)
+        signal.signal(signal.SIGHUP, ending.hang_up)
     try:
         app(prog_name="logquarry")
     except interrupts.Terminated as ended:
@@ -246,20 +247,21 @@ def _checked(stream: TextIO, name: str | None) -> TextIO:
     )
 
 
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise interrupts.Terminated(ExitCode.TERMINATED)
-
-
-class _HangUp:
-    # If a terminal closes, a process can get SIGHUP twice: from the shell, and when the shell ends.
-    # Only the first SIGHUP raises, so that the second does not interrupt the cleanup.
+class _Ending:
+    # The handlers of SIGTERM and SIGHUP. After another signal, SIGHUP has no effect, so that it
+    # does not interrupt the cleanup. If a terminal closes, a process can get SIGHUP twice: from the
+    # shell, and when the shell ends. With SendSIGHUP, systemd sends SIGTERM and SIGHUP.
 
     def __init__(self) -> None:
-        self._has_arrived = False
+        self._has_begun = False
 
-    def arrived(self, number: int, frame: FrameType | None) -> None:
-        if not self._has_arrived:
-            self._has_arrived = True
+    def terminate(self, number: int, frame: FrameType | None) -> None:
+        self._has_begun = True
+        raise interrupts.Terminated(ExitCode.TERMINATED)
+
+    def hang_up(self, number: int, frame: FrameType | None) -> None:
+        if not self._has_begun and not interrupts.has_arrived():
+            self._has_begun = True
             raise interrupts.Terminated(ExitCode.HUNG_UP)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -288,7 +289,7 @@ class _SparkBuild:
         summaries = [summary for summary, _ in pieces]
         keys = {key for summary in summaries for key in summary.queues}
         harmed = parts.find_harmed(self.job.layout, self.job.config, self.job.old, summaries)
-        queued = partial(with_queued, harmed=harmed.types)
+        queued, places = partial(with_queued, harmed=harmed.types), sorted(harmed.types)
         odd = harmed.queues | parts.odd_queues((summary.queues for summary in summaries), MOST_GAP)
         odd |= {key for key in keys if topic_fault(key) is not None}
         groups = _grouped([summary for summary, run in pieces if run is None], self.split_size)
@@ -300,7 +301,7 @@ class _SparkBuild:
                     found = parts_with_copies(window, queued(followed), self.job.config)
                     queues.add(placed(found, harmed.ids))
                 continue
-            self._add_odd(queues, summary, odd, harmed)
+            self._add_odd(queues, summary, odd, harmed, places)
             for key, segments in summary.queues.items():
                 if key not in odd:
                     for first, stop in segments or ():
@@ -313,9 +314,10 @@ class _SparkBuild:
         piece: FoundRun,
         odd: frozenset[QueueKey],
         harmed: Harmed,
+        places: Sequence[int],
     ) -> None:
-        has_harmed = any(piece.start <= place < piece.end for place in harmed.types)
-        if odd.isdisjoint(piece.queues) and not has_harmed:
+        harmed_here = bisect_left(places, piece.end) - bisect_left(places, piece.start)
+        if odd.isdisjoint(piece.queues) and not harmed_here:
             return
         queued = partial(with_queued, harmed=harmed.types)
         for found in parts.read_entries(

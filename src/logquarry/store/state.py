@@ -28,6 +28,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import RetainedCounter
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import rocksdb_folders
+from logquarry.store.consumer.group import lag_of
 from logquarry.store.reads import StoreReads
 from logquarry.store.retention.rules import least_used
 from logquarry.store.transaction.transaction import (
@@ -256,12 +257,11 @@ def _consumer_lag(table: ConsumerTable, queues: list[Queue]) -> tuple[GroupLag, 
     for topic in sorted(groups):
         there = bounds.get(topic, {})
         for group in sorted(groups[topic]):
-            lag = 0
+            count = 0
             for queue_id, offset in table[topic, group].items():
                 if queue_id in there:
-                    low, high = there[queue_id]
-                    lag += max(0, high - max(low, offset))
-            found.append(GroupLag(group, topic, lag))
+                    count += lag_of(*there[queue_id], offset)
+            found.append(GroupLag(group, topic, count))
     return tuple(found)
 
 

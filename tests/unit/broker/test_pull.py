@@ -40,7 +40,7 @@ async def send(client: Client, *tags: str) -> None:
 async def excluded(broker: Broker, end: int) -> None:
     """Wait until the broker has decided about the messages before an offset."""
     pulling = broker._pulling
-    while pulling.end_of(("t", 0)) < end or pulling._reads or ("t", 0) not in pulling._held:
+    while pulling.bounds_of(("t", 0))[1] < end or pulling._reads or ("t", 0) not in pulling._held:
         await asyncio.sleep(0)
 
 
@@ -246,11 +246,24 @@ def test_a_queue_that_does_not_reach_its_noted_end(tmp_path: Path, times: tuple[
             fields = SUSPENDS | {"suspendTimeoutMillis": milliseconds}
             answer = await client.pull("t", 1, **fields)
             assert answer.code == ResponseCode.PULL_NOT_FOUND
-            if broker._pulling.end_of(("t", 0)) == 1:
+            if broker._pulling.bounds_of(("t", 0))[1] == 1:
                 return
         # If the time of a pull ends before its second read, the noted end stays: only a longer
         # time shows whether the broker drops it.
         assert times == (1,)
+
+    play(scenario, tmp_path / "s")
+
+
+def test_the_lag_does_not_count_expired_messages(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        await send(client, "a")
+        await client.heartbeat(group="g")
+        broker.core.tables.offsets.commit("t", "g", 0, 3)
+        broker._pulling._ends["t", 0] = 0, 9
+        assert broker.lags() == {"g": 6}
+        broker._pulling._ends["t", 0] = 5, 9
+        assert broker.lags() == {"g": 4}
 
     play(scenario, tmp_path / "s")
 

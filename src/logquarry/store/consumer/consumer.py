@@ -19,7 +19,7 @@ from logquarry import arguments
 from logquarry.errors import StoreError, StoreUnavailable, UsageError
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
-from logquarry.store.consumer.group import ConsumerGroup, Subscription, sent_back
+from logquarry.store.consumer.group import ConsumerGroup, Subscription, lag_of, sent_back
 from logquarry.store.consumer.offsets import OffsetEstimate, Progress
 from logquarry.store.consumer.source import MOST_AT_ONCE, Arrivals, QueueReader
 from logquarry.stored_message import StoredMessage
@@ -160,7 +160,7 @@ class Consumer:
         Messages that the filter excludes also count; expired messages do not.
         """
         return sum(
-            self._reader.count_from(*key, slot.done + slot.given)
+            lag_of(*self._reader.bounds(*key), slot.done + slot.given)
             for key, slot in list(self._slots.items())
         )
 

@@ -46,6 +46,18 @@ def dead_topic(group: str) -> str:
     return DEAD_PREFIX + group
 
 
+def lag_of(low: int, high: int, offset: int) -> int:
+    """Count the messages that a group with a committed ``offset`` gets from a queue.
+
+    The queue has the queue offsets from ``low`` to ``high``, without ``high``. If the offset is
+    outside of the queue, count from the offset to which the consumer moves, as in RocketMQ: a queue
+    that begins at 0 and ends before the offset may be a new queue of that name.
+    """
+    if offset > high:
+        return 0 if low else high
+    return high - max(low, offset)
+
+
 def sent_back(
     message: StoredMessage, group: str, delay_level: int | None, max_reconsume_times: int
 ) -> Message:

@@ -246,16 +246,6 @@ class QueueReader:
             compacted = self._getter.compacted
             return compacted.bounds(queue) if topic in compacted.topics else queue.bounds()
 
-    def count_from(self, topic: str, queue_id: int, offset: int) -> int:
-        """Count the messages that a consumer gets from ``offset`` on.
-
-        If ``offset`` is outside of the queue, count from the offset to which :meth:`read` moves.
-        """
-        low, high = self.bounds(topic, queue_id)
-        if offset > high:
-            return 0 if low else high
-        return high - max(low, offset)
-
     def read(
         self, topic: str, queue_id: int, offset: int, max_count: int, tags: frozenset[str] | None
     ) -> QueueBatch:
