@@ -244,6 +244,13 @@ def _notes(found: Salvaged) -> list[str]:
             f"{count} saved with a wrong property CRC, the first at {plan.wrong_crcs[0]}: topic, "
             "properties or head may be wrong; verify of the new store lists them"
         )
+    if plan.contradicted:
+        count = plural(len(plan.contradicted), "message")
+        lines.append(
+            f"{count} saved whose tags or keys do not match the old queues or index, the first at "
+            f"{plan.contradicted[0]}: damage has changed the properties or the entries; verify of "
+            "the new store cannot detect it"
+        )
     if stale.messages:
         count = plural(stale.messages, "stale frame")
         what = "saved after all others" if stale.included else "not saved; pass --include-stale"

@@ -362,7 +362,7 @@ class NameGuard:
         back = []
         expired = self._expired(folders)
         for folder in folders:
-            second = _links_of(folder)
+            second = links_of(folder)
             named = _files_in(folder)
             self._paths = tuple(
                 folder / name
@@ -376,7 +376,7 @@ class NameGuard:
     def discard(self, folders: Iterable[Path]) -> None:
         """Remove all second names durably, without restoring files."""
         for folder in folders:
-            second = _links_of(folder)
+            second = links_of(folder)
             names = self._disk.names_in(second)
             for name in names:
                 self.release(folder / name)
@@ -393,7 +393,7 @@ class NameGuard:
         found: list[int] = []
         size = 0
         for folder in folders:
-            for place in (folder, _links_of(folder)):
+            for place in (folder, links_of(folder)):
                 for name in filter(is_offset_name, self._disk.names_in(place)):
                     with contextlib.suppress(OSError):
                         size = max(size, (place / name).stat().st_size)
@@ -429,10 +429,11 @@ def _files_in(folder: Path) -> set[tuple[int, int] | None]:
 
 def link_of(path: Path) -> Path:
     """Return the path of a file's second name."""
-    return _links_of(path.parent) / path.name
+    return links_of(path.parent) / path.name
 
 
-def _links_of(folder: Path) -> Path:
+def links_of(folder: Path) -> Path:
+    """Return the folder with the second names of a folder's files."""
     return folder.parent / SIDECAR / _NAMES / folder.name
 
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from logquarry.format import index
-from logquarry.format.arrays import Bools, Int32
+from logquarry.format.arrays import Bools, Int32, Int64
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
 from logquarry.log import codec
 from logquarry.log.filesystem import FileView
@@ -132,6 +132,21 @@ class IndexAudit:
             missing = plural(self._stream.missing, "key")
             reason = f"lacks {missing} of its last message at {indexed}"
             yield finding("index_behind", files[-1].path, 0, reason)
+
+    def contradicted(self, log_end: int, lost: SpanSet) -> Int64:
+        """Return the physical offsets of the messages without a key of the hash in an entry that
+        points to them. The arguments are those of :meth:`finish`.
+        """
+        found = [np.empty(0, np.int64)]
+        for file in () if self.is_exact else self._index.files:
+            view, header = self._files.view(file.path), file.header
+            size = 0 if view is None else view.size
+            is_sound = header.entry_count > 1 and self._header_fault(file, header, size) is None
+            if is_sound and file.shape is not None:
+                audit = EntryAudit(self.layout, log_end, lost, (header.begin_offset, -1))
+                audit.check(self._entries(file, file.shape, header.entry_count - 1))
+                found += audit.contradicted
+        return np.concatenate(found)
 
     def _check_file(
         self, file: IndexFile, header: IndexHeader, log_end: int, lost: SpanSet

@@ -46,6 +46,7 @@ class EntryAudit:
             offsets ``between`` count, not the messages at these offsets. Keys of COMMIT messages do
             not count.
         is_ordered: whether the entries are in the order of the log, as RocketMQ writes them.
+        contradicted: physical offsets of the messages that have no key of their entry's hash.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class EntryAudit:
         self.wrong: dict[str, EntryGroup] = {}
         self.keys = 0
         self.is_ordered = True
+        self.contradicted: list[Int64] = []
         self._layout = layout
         self._log_end = log_end
         self._lost = lost
@@ -95,6 +97,7 @@ class EntryAudit:
             else:
                 bad.append(event.offset)
         dangling[inside] = np.isin(ordered, np.array(bad, np.int64))
+        self.contradicted.append(offsets[strange])
         end = f"and the log ends at {self._log_end}"
         for kind, entries, what in (
             ("index_ahead", ahead, end),

@@ -19,7 +19,7 @@ from typing import Final
 
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
-from logquarry.disk.folders import NameGuard
+from logquarry.disk.folders import NameGuard, links_of
 from logquarry.disk.log_files import log_paths
 from logquarry.errors import StoreUnavailable, reason_of
 from logquarry.log import store_files
@@ -113,6 +113,24 @@ def check_places(root: Path) -> None:
         _check(path)
     for name in _OWN_FILES:
         _check_opens(root / name)
+    for name in (store_files.COMMIT_LOG, store_files.INDEX):
+        _check_second_names(root / name)
+
+
+def _check_second_names(folder: Path) -> None:
+    """Check that the second names of a folder's files can be listed. A recovery and a retention
+    list and remove them before all else, without a step of the plan.
+    """
+    second = links_of(folder)
+    for path in (second.parent, second):
+        _check(path, is_folder=True)
+    try:
+        os.scandir(second).close()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        reason = f"it cannot be read: {error.strerror}: make it readable, or move it away"
+        raise WrongEntry(second, reason) from error
 
 
 def check_config_links(root: Path) -> None:
@@ -134,6 +152,7 @@ def check_log(root: Path, config: StoreConfig) -> dict[tuple[int, int], Path]:
     _check(store_files.quarantine(root), is_folder=True)
     for folder in log_paths(root, StoreLayout.open(root, config).log_folders):
         _check(folder, is_folder=True)
+        _check_second_names(folder)
         for path in _entries(folder):
             _check_numbered(path, places)
     return places

@@ -24,13 +24,14 @@ from logquarry.log.kept_settings import unproved_start
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import rereads
 from logquarry.log.store_files import CHECKPOINT
-from logquarry.log.walk import MISSING_FILE, TORN_TAIL, LogReader, Run
+from logquarry.log.walk import MISSING_FILE, TORN_TAIL, LogReader, Run, Span
 from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.log_end import lost_messages, lost_tail
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
-from logquarry.read.store_sizes import with_sizes
+from logquarry.read.store_sizes import with_entry_rules, with_sizes
 from logquarry.repair.audit.harmed_ids import HarmedIds, Moved
+from logquarry.repair.audit.harmed_properties import HarmedProperties
 from logquarry.repair.audit.harmed_types import HarmedTypes, right_flags
 from logquarry.repair.audit.log import KnownBounds, LogAudit, are_stale_bytes, find_bounds
 from logquarry.repair.recover.loss import LossSearch, replaced_files
@@ -96,6 +97,8 @@ class SalvagePlan:
             store time.
         ends: number of COMMIT and ROLLBACK messages whose half message is lost.
         wrong_crcs: physical offsets of saved frames with a wrong property CRC.
+        contradicted: physical offsets of saved frames whose tags or keys do not match their entries
+            in the old queues and index.
         has_heads: whether the old log is a DLedger log, with a head before each frame.
         unproved_start: why messages before the log's start may be lost too, as text, or None.
     """
@@ -118,6 +121,7 @@ class SalvagePlan:
     lowered_times: dict[int, int] = field(default_factory=dict)
     ends: int = 0
     wrong_crcs: list[int] = field(default_factory=list)
+    contradicted: list[int] = field(default_factory=list)
     has_heads: bool = False
     unproved_start: str | None = None
 
@@ -172,13 +176,16 @@ class _Planner:
         assert size is not None
         self._size = size
         self._log = layout.commit_log
-        self._follower = Follower(self._config.delay_levels_ms)
+        rules = with_entry_rules(layout)
+        keys = rules.config.index_keys
+        self._follower = Follower(self._config.delay_levels_ms, keys=keys)
         self._queues = {queue.key: queue for queue in all_queues(layout)}
         files = {
             key: queue for key, queue in self._queues.items() if not isinstance(queue, BatchQueue)
         }
         self._ids = HarmedIds(layout, files, files.get, is_3_1=self._config.is_3_1)
         self._types = HarmedTypes(layout, self._queues.get)
+        self._properties = HarmedProperties(rules, self._queues.get)
         self._notes: dict[QueueKey, losses.QueueNotes] = {}
         self._framed: dict[QueueKey, losses.Pairs] = {}
         self._halves: list[Int64] = []
@@ -239,7 +246,7 @@ class _Planner:
             messages = losses.queued_at(self._layout, places)
             lost = losses.LostSpan(int(places[0]), 0, MISSING_FILE, file, reason, messages)
             plan.lost.append(lost)
-        self._finish()
+        self._finish(log.end)
         return plan
 
     def _tell(self, position: int) -> None:
@@ -268,6 +275,7 @@ class _Planner:
             found = self._types.queued(followed)
             requests = found.requests
             parts = self._ids.place(parts_with_copies(window, found, self._config))
+            self._properties.take(found, parts)
             _note(self._notes, parts, requests, self._ids.found)
             self._count(requests.topics, requests.topic_ids, requests.size)
             self._times.take(requests.physical_offset, requests.store_timestamp)
@@ -383,7 +391,7 @@ class _Planner:
         self._at += size
 
     # ------------------------------------------------------------------------------------ ends
-    def _finish(self) -> None:
+    def _finish(self, log_end: int) -> None:
         plan = self._plan
         self._times.finish()
         plan.raised_times, plan.lowered_times = self._times.raised, self._times.lowered
@@ -407,6 +415,10 @@ class _Planner:
         )
         plan.lost += losses.stray_messages(self._layout, plan.queues)
         plan.lost.sort(key=lambda span: span.offset)
+        # A key's hash contains the topic: the entry of a frame with a harmed topic is right.
+        harmed = [Span(place, 1) for place in (*plan.right_queues, *(s.offset for s in plan.lost))]
+        found = self._properties.finish(log_end, [*plan.lost, *harmed])
+        plan.contradicted = [place for place in found if places.of(np.array([place]))[0] >= 0]
         gaps = {key: story.gaps for key, story in plan.queues.items()}
         for (topic, _), ranges in losses.lost_by_queue(plan.lost, gaps).items():
             count = sum(stop - start for start, stop in ranges)

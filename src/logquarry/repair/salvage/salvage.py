@@ -143,6 +143,7 @@ class Salvaged:
             "rotten_transaction_types": len(plan.right_types),
             "ends_without_half": plan.ends,
             "wrong_property_crcs": plan.wrong_crcs,
+            "contradicted": plan.contradicted,
             "stale": {
                 **document(stale, ("messages", "bytes", "included")),
                 "moved_queue_offsets": stale.moved,
