@@ -33,7 +33,7 @@ class LogSplit:
     Attributes:
         resync: whether ``start`` may lie inside a frame.
         tail: whether the range lies after the last message that a queue entry points to. Frames in
-            such a range belong to the log only if the chain of frames before them is unbroken.
+            such a range belong to the log only if the log does not end at a break before them.
     """
 
     start: int
@@ -182,7 +182,7 @@ def split_events(reader: LogReader, split: LogSplit) -> Iterator[Event]:
     """Walk a split; see :meth:`LogReader.events`."""
     if split.tail and reader.bound is not None:
         before = reader.events(None, reader.bound)
-        if any(isinstance(event, DamagedSpan) for event in before):
+        if any(isinstance(event, DamagedSpan) and event.ends_log for event in before):
             return
     yield from reader.events(split.start, split.stop, resync=split.resync)
 

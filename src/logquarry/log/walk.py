@@ -202,13 +202,9 @@ class LogReader(LogBytes):
             if found is None and here >= limit:
                 return
             position = here if found is None else found
-        broken = False
         torn: int | None = None
         while stop is None or position < stop:
-            if broken and self.bound is not None and position >= self.bound:
-                yield LogEnd(position)
-                return
-            event, position = self._step(position, stop if not broken else self._cap(stop))
+            event, position = self._step(position, stop)
             if event is None:
                 continue
             if isinstance(event, LogEnd):
@@ -216,7 +212,6 @@ class LogReader(LogBytes):
                 return
             yield event
             if isinstance(event, DamagedSpan):
-                broken = broken or (event.is_cut and not self._is_sure)
                 if event.ends_log:
                     yield LogEnd(event.offset)
                     return
@@ -261,11 +256,6 @@ class LogReader(LogBytes):
         if file is None:
             raise ValueError(f"{self.layout.root}: no file of the log has offset {offset}")
         return self.window_of(file, offset - file.base, length)
-
-    def _cap(self, limit: int | None) -> int | None:
-        if self.bound is None:
-            return limit
-        return self.bound if limit is None else min(limit, self.bound)
 
     def _behind(self, position: int) -> Iterator[Event]:
         """Yield the damage or blank that begins at a range's end. A walk over the next range does

@@ -4,8 +4,9 @@ Spark's reads use this plan too.
 A read of some topics reads the frames that the entries of their queues point to. It also walks the
 parts of the log that no entry of any queue points to, such as blanks and frames without an entry.
 The result is the same as that of a walk over the whole log. A read by key uses the index in the
-same way. If the queues may be wrong, because of a crash (an ``abort`` file) or entries that are not
-in the order of the log, the read walks the log.
+same way. If the queues may be wrong, the read walks the log. Signs of that are a crash (an
+``abort`` file), entries that are not in the order of the log, and entries that point to frames of
+other queues.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from logquarry.log.splits import (
 )
 from logquarry.log.walk import DEFAULT_BATCH_BYTES, Event, LogReader
 from logquarry.read.commit_log import CommitLog
+from logquarry.read.entry_check import do_queues_fit
 from logquarry.read.index import Index
 from logquarry.read.log_end import last_entries, missing_end, sound_bound, warn_of_lost_tail
 from logquarry.read.queue import ConsumeQueue, Units, has_message
@@ -342,6 +344,9 @@ class _QueuePlanner:
             return None
         gaps = self._gaps([u for u in units.values() if len(u)])
         if gaps is None:
+            return None
+        chosen = [q for q in self.queues if wanted.takes_queue(q.topic, q.queue_id)]
+        if not do_queues_fit(self.layout, units, chosen):
             return None
         cost = int((self.range[1] - self.range[0]) * WORTHWHILE)
         if wanted.keys is not None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from logquarry import text
 from logquarry.config import DEFAULT_COMMIT_LOG_FILE, DIALECTS, StoreConfig
 from logquarry.errors import UsageError
-from logquarry.format import batch, index, java, queue_entry
+from logquarry.format import batch, frame, index, java, queue_entry
 from logquarry.format.arrays import REACHED_STOP
 from logquarry.format.frame import Frame
 from logquarry.log import codec
@@ -39,11 +39,15 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.features import other_queues
 from logquarry.read.index import Index, has_index_tags
 from logquarry.read.index_file import kept_shape, likely_shape
-from logquarry.read.log_end import LastEntries
+from logquarry.read.log_end import LastEntries, last_entries
 from logquarry.read.log_queues import LMQ_PREFIX
 from logquarry.read.queue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
+_LEAST_LOG_FILE: Final = frame.FIXED_SIZE_V1 + 1 + frame.BLANK.size
+"""Bytes of the smallest log file that has room for a message: a topic has at least one byte, and a
+writer keeps the last bytes for a blank.
+"""
 _MOST_QUEUES: Final = 256
 """Maximum number of queues whose last entry is read. There is a limit, because with LMQ (light
 message queues) a store can have very many queues.
@@ -150,6 +154,9 @@ def with_sizes(
     ):
         if name in kept and not fits_files(kept[name], sequences):
             del kept[name]
+    if config.mapped_file_size_commit_log is None and "mapped_file_size_commit_log" not in kept:
+        log_size = _inferred_log_size(layout, lasts)
+        config = dataclasses.replace(config, mapped_file_size_commit_log=log_size)
     queue_size = _common_size(queues, queue_entry.UNIT_SIZE)
     batch_size = _common_size(batch_queues, batch.ENTRY_SIZE)
     shape = config.index_shape or _shape_of(layout, files)
@@ -164,7 +171,7 @@ def _sized(
     batch_queue_size: int = 0,
     shape: index.IndexShape | None = None,
 ) -> StoreConfig:
-    log_size = table_size = redo_size = 0
+    table_size = redo_size = 0
     if config.is_3_1 or (layout is not None and layout.has_state_table):
         table_size = kept.get(
             "tran_state_table_mapped_file_size",
@@ -175,7 +182,6 @@ def _sized(
             queue_entry.DEFAULT_STATES_PER_FILE * queue_entry.UNIT_SIZE,
         )
     if layout is not None:
-        log_size = layout.commit_log.file_size
         table_size = layout.state_table.file_size if layout.state_table.files else table_size
         redo_size = layout.redo_log.file_size if layout.redo_log.files else redo_size
     shape = shape or index.DEFAULT_SHAPE
@@ -183,7 +189,6 @@ def _sized(
         config,
         mapped_file_size_commit_log=config.mapped_file_size_commit_log
         or kept.get("mapped_file_size_commit_log")
-        or log_size
         or DEFAULT_COMMIT_LOG_FILE,
         mapped_file_size_consume_queue=config.queue_file_size
         or kept.get("mapped_file_size_consume_queue")
@@ -198,6 +203,47 @@ def _sized(
         max_hash_slot_num=shape.slots,
         max_index_num=shape.entries,
     )
+
+
+def _inferred_log_size(layout: StoreLayout, lasts: LastEntries | None) -> int | None:
+    """Return the size of log files that the files show; None if they show no size."""
+    log = layout.commit_log
+    if not log.file_size or not _is_cut_short(layout, lasts):
+        return log.file_size or None
+    logger.warning(
+        "%s: the only log file has %s, and does not show the size of log files: "
+        "mapped_file_size_commit_log=%d is assumed. If the broker has another size, give it in "
+        "the configuration",
+        layout.filesystem.full_path(log.files[0].path),
+        text.counted(log.files[0].size, "byte"),
+        DEFAULT_COMMIT_LOG_FILE,
+    )
+    return None
+
+
+def _is_cut_short(layout: StoreLayout, lasts: LastEntries | None) -> bool:
+    """Whether the only file of the log is shorter than its writer made it.
+
+    The last bytes of a whole log file are zeros or a blank. Other bytes alone are no proof, because
+    after a blank old bytes can follow. So a queue must also point to a message that would not end
+    in the file.
+    """
+    log = layout.commit_log
+    if len(log.files) != 1 or log.has_heads:
+        return False
+    file = log.files[0]
+    if file.size < _LEAST_LOG_FILE:
+        return True
+    stop = min(file.size, log.file_size) - frame.BLANK.size
+    try:
+        end = bytes(layout.open_file(file.path).window(stop, frame.BLANK.size))
+    except FileNotFoundError:
+        return False
+    if not any(end) or end == frame.encode_blank(frame.BLANK.size):
+        return False
+    queues = None if lasts is None else list(lasts)
+    furthest = next(iter(last_entries(layout, queues, lasts)), None)
+    return furthest is not None and furthest.end > file.base + stop
 
 
 def _common_size(queues: list[FileSequence], entry_size: int) -> int:
@@ -382,10 +428,10 @@ def _find_multi_dispatch(
         entry = known[key] if key in known else ConsumeQueue(layout, *key, files=files).last_entry
         if entry is None or entry.is_filler:
             continue
-        frame = log.outcome_at(entry.physical_offset, check_crc=False)
-        if not isinstance(frame, Frame) or not frame.is_copied_to(topic):
+        copied = log.outcome_at(entry.physical_offset, check_crc=False)
+        if not isinstance(copied, Frame) or not copied.is_copied_to(topic):
             continue
         is_on = True
-        if is_lmq and (queue_id or frame.queue_id):
+        if is_lmq and (queue_id or copied.queue_id):
             return True, not queue_id
     return is_on, None

@@ -11,7 +11,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import CorruptFrame
-from logquarry.format import queue_entry
+from logquarry.format import queue_entry, sys_flag
 from logquarry.format.queue_entry import FILLER, QueueEntry
 from logquarry.log.batches import message_runs
 from logquarry.log.layout import StoreLayout
@@ -165,3 +165,25 @@ def test_two_threads_may_ask_for_damage_at_once() -> None:
     assert not any(offset in damage for offset in (0, 110, 250, 310, 10_000))
     spans.append(Span(400, 1))
     assert 400 in damage and 401 not in damage
+
+
+def test_a_scan_goes_on_to_a_message_without_an_entry(tmp_path: Path, maker: StoreMaker) -> None:
+    """Half messages have no queue entries. Scans with and without a start time agree."""
+    half = maker.put("orders", 0, body=b"half", sys_flag=sys_flag.TRANSACTION_PREPARED)
+    root = maker.write(tmp_path)
+    flip(root / "commitlog" / f"{0:020d}", maker.frames[1].physical_offset + 90)
+    with lq.MessageStore.open(root) as store:
+        offsets = [message.physical_offset for message in store.scan(on_damage="skip")]
+        since = [m.physical_offset for m in store.scan(since=1, on_damage="skip")]
+    others = [f.physical_offset for f in maker.frames]
+    del others[1]
+    layout = StoreLayout.open(root)
+    plan = plan_read(layout, Selection(), split_size=500, skip_damage=True)
+    runs = [
+        run
+        for part in plan.parts
+        for run in message_runs(read_part(layout, plan, part), "skip", None)
+    ]
+    by_parts = [run.window.base + int(row) for run in runs for row in run.rows[:, 0]]
+    assert offsets == since == by_parts == others
+    assert others[-1] == half.physical_offset

@@ -1,0 +1,63 @@
+"""The only file of the log was cut short: its length is not the size of the log's files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.read import store_sizes
+from tests.helpers.small_store import opened
+
+SIZE = 1 << 16
+LOG = Path("commitlog") / ("0" * 20)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store of five messages without recorded settings. The default size is small."""
+    monkeypatch.setattr(store_sizes, "DEFAULT_COMMIT_LOG_FILE", SIZE)
+    root = tmp_path / "store"
+    with opened(root, mapped_file_size_commit_log=SIZE) as store:
+        for number in range(5):
+            store.put(lq.Message("t", b"%d" % number * 20))
+    shutil.rmtree(root / ".logquarry")
+    return root
+
+
+@pytest.mark.parametrize("left", [1, 3, 4, 8, 72, 99, 150, 300])
+def test_the_store_is_recovered_and_written(
+    root: Path, left: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.truncate(root / LOG, left)
+    lq.recover(root, apply=True, accept_loss=1 << 20)
+    assert f"mapped_file_size_commit_log={SIZE} is assumed" in caplog.text
+    assert (root / LOG).stat().st_size == SIZE
+    with lq.MessageStore.open(root, mode="rw") as store:
+        store.put(lq.Message("t", b"a longer body" * 20))
+        found = [message.body for message in store.scan(on_damage="skip")]
+    assert found == [*(b"%d" % i * 20 for i in range(left // 112)), b"a longer body" * 20]
+
+
+def test_other_bytes(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (root / LOG).write_bytes(b'{"topic": "t"}' * 20)
+    lq.recover(root, apply=True, accept_loss=1 << 20)
+    assert (root / LOG).stat().st_size == SIZE
+
+
+def test_a_whole_file_shows_the_size(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also if it is full, and the next file is missing."""
+    shutil.rmtree(root)
+    with opened(root, mapped_file_size_commit_log=1_024) as store:
+        for number in range(12):
+            store.put(lq.Message("t", b"%02d" % number * 20))
+    shutil.rmtree(root / ".logquarry")
+    for path in sorted((root / "commitlog").iterdir())[1:]:
+        path.unlink()
+    lq.recover(root, apply=True, accept_loss=1 << 20)
+    with lq.MessageStore.open(root, mode="rw") as store:
+        assert store.config.mapped_file_size_commit_log == 1_024
+    assert "is assumed" not in caplog.text
