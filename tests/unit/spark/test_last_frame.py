@@ -18,7 +18,6 @@ from tests.helpers.store_maker import StoreMaker
 from tests.helpers.stream import Stream
 from tests.unit.spark.test_stream_unlimited import UnlimitedStream
 
-
 SIZES = [
     pytest.param(0, id="frames of the same sizes"),
     pytest.param(7, id="the offset is inside a frame"),
@@ -30,7 +29,7 @@ def written(root: Path, count: int, *, of_backup: int = 0, longer: int = 0) -> S
     maker = StoreMaker(log_file_size=3000)
     for number in range(count):
         is_other = of_backup and number >= 10
-        text = "%03d" % number + ("x" * (20 + longer) if is_other else "." * 20)
+        text = f"{number:03d}" + ("x" * (20 + longer) if is_other else "." * 20)
         maker.put("orders", number % 2, text.encode())
     shutil.rmtree(root, ignore_errors=True)
     maker.write(root)

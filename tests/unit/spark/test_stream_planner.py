@@ -15,7 +15,6 @@ import logquarry as lq
 from logquarry.errors import CorruptFrame, UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader
-
 from tests.helpers.files import flip
 from tests.helpers.small_store import facts, held_by_a_broker, opened
 from tests.helpers.store_maker import FIRST_TIME
