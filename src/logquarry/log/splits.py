@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, TypeVar
 
+import numpy as np
+
 from logquarry.config import IndexKeys
 from logquarry.errors import UsageError
 from logquarry.format import arrays
@@ -102,7 +104,7 @@ def _frame_end(reader: LogReader, offset: int) -> int:
         if event.end < offset:
             continue
         if isinstance(event, Run):
-            starts = event.window.base + event.rows[:, arrays.POSITION]
+            starts = event.window.base + event.rows[:, arrays.POSITION].astype(np.int64)
             return int(min([event.end, *starts[starts >= offset][:1]]))
         return event.end
     return offset
@@ -125,7 +127,7 @@ def frame_start(layout: StoreLayout, offset: int) -> int:
     for start in (near, file.base):
         for event in reader.events(start, offset, resync=start > file.base):
             if isinstance(event, Run) and event.end > offset:
-                starts = event.window.base + event.rows[:, arrays.POSITION]
+                starts = event.window.base + event.rows[:, arrays.POSITION].astype(np.int64)
                 return int(min([event.end, *starts[starts >= offset][:1]]))
             if isinstance(event, BlankSpan) and event.end > offset:
                 return event.end

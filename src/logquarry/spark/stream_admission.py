@@ -6,7 +6,9 @@ Spark writes the offset into its checkpoint::
 
 Each value is a physical offset at which a frame, a blank (filler at a file's end) or damage ends.
 When a query first starts, its options for the start are recorded under the key ``/start``, which is
-never the name of a broker. A restarted query uses the recorded options.
+never the name of a broker. A restarted query uses the recorded options. ``/start`` also contains
+the last frame before each offset (see :mod:`logquarry.spark.last_frame`): earlier versions of
+logquarry ignore unknown names there, but refuse other keys of the offset.
 
 For a limit of bytes, the planner reads only the part of the log near the batch's end. For a limit
 of messages, the planner reads the frame headers of all new messages.
@@ -27,10 +29,11 @@ from logquarry.log.batches import MessageFilter
 from logquarry.log.columns import Decoding
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogEnd, LogReader, Run
+from logquarry.spark.last_frame import LastFrame
 from logquarry.spark.options import Queue
 
 START: Final = "/start"
-_TIME, _QUEUES, _FIRST = "timestamp", "queueOffsets", "offsets"
+_TIME, _QUEUES, _FIRST, _FRAMES = "timestamp", "queueOffsets", "offsets", "lastFrames"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +49,15 @@ class StreamOffset:
         first: for each broker, the physical offset at which the query's first batch starts; None in
             later offsets. It is recorded because Spark requests the start again if the first batch
             fails. Without the record, the start "latest" would then mean a later offset.
+        frames: for each broker, the last frame before its physical offset. A broker is missing if
+            an earlier version wrote the checkpoint, or if no frame is near the offset.
     """
 
     brokers: Mapping[str, int] = field(default_factory=dict)
     since_ms: int | None = None
     queues: Mapping[str, Mapping[Queue, int]] = field(default_factory=dict)
     first: Mapping[str, int] | None = None
+    frames: Mapping[str, LastFrame] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form for Spark; equal offsets have equal JSON."""
@@ -64,6 +70,8 @@ class StreamOffset:
             }
         if self.first is not None:
             start[_FIRST] = dict(sorted(self.first.items()))
+        if self.frames:
+            start[_FRAMES] = {broker: list(at) for broker, at in sorted(self.frames.items())}
         return dict(sorted(self.brokers.items())) | ({START: start} if start else {})
 
     @classmethod
@@ -84,6 +92,10 @@ class StreamOffset:
                     for broker, topics in start.get(_QUEUES, {}).items()
                 },
                 first=None if first is None else _offsets(first),
+                frames={
+                    broker: LastFrame(*_numbers(offset, check_sum))
+                    for broker, (offset, check_sum) in start.get(_FRAMES, {}).items()
+                },
             )
         except (AttributeError, TypeError, ValueError) as error:
             raise UsageError(
@@ -96,10 +108,15 @@ class StreamOffset:
 
 
 def _offsets(document: Mapping[str, Any]) -> dict[str, int]:
-    for value in document.values():
+    _numbers(*document.values())
+    return dict(document)
+
+
+def _numbers(*values: Any) -> tuple[int, ...]:
+    for value in values:
         if type(value) is not int or value < 0:
             raise ValueError(f"{value!r} is not a physical offset (a whole number >= 0)")
-    return dict(document)
+    return values
 
 
 def _nested(queues: Mapping[Queue, int]) -> dict[str, dict[str, int]]:

@@ -32,6 +32,7 @@ from logquarry.read.batch_queue import open_queue
 from logquarry.read.bulk import warn_of_unknown_topics
 from logquarry.read.log_end import LogFrontier, last_entries
 from logquarry.read.selection import ReadPlan, Selection, time_range
+from logquarry.spark.last_frame import LastFrame, is_other_log, last_frame
 from logquarry.spark.options import FORMAT, ReadOptions
 from logquarry.spark.stream_admission import Backlog, StreamOffset, by_bytes, by_rows
 from logquarry.spark.tasks import (
@@ -122,7 +123,8 @@ class StreamPlanner:
         if not moved:
             return start
         first = start.brokers if start == self._initial and self._moves else None
-        return replace(start.moved(moved), first=first)
+        frames = {**start.frames, **_last_frames(layouts, moved)}
+        return replace(start.moved(moved), first=first, frames=frames)
 
     def tasks(self, start: StreamOffset, end: StreamOffset) -> list[ReadTask]:
         """Plan tasks that read each message between two offsets exactly once."""
@@ -149,6 +151,15 @@ class StreamPlanner:
                     f"has read it only up to {begin}: the messages between were deleted",
                 )
                 begin = oldest
+            known = start.frames.get(broker) if end.first is None else None
+            if known is not None and is_other_log(layout, known):
+                lost(
+                    self._options,
+                    f"{layout.root}: the frame at physical offset {known.offset} is not the one "
+                    f"that the stream has read: the log was truncated or replaced, and messages "
+                    f"before offset {begin} may be missing",
+                )
+                begin = frame_start(layout, begin)
             if begin < stop:
                 ranges.append((broker, layout, begin, stop))
         size = even_size(max(1, sum(stop - begin for _, _, begin, stop in ranges)), self._options)
@@ -282,6 +293,14 @@ class StreamPlanner:
             lost(self._options, text)
 
 
+def _last_frames(
+    layouts: Mapping[str, StoreLayout], ends: Mapping[str, int]
+) -> dict[str, LastFrame]:
+    """Return the last frame before each end; leave out a broker if no frame is near its end."""
+    found = {broker: last_frame(layouts[broker], end) for broker, end in ends.items()}
+    return {broker: frame for broker, frame in found.items() if frame is not None}
+
+
 def _not_dispatched(
     layout: StoreLayout, end: int, queues: Set[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
@@ -355,6 +374,8 @@ class UnlimitedPlanner(StreamPlanner):
             since_ms=self._options.wanted.since_ms,
             queues=dict.fromkeys(layouts, numbers) if numbers else {},
         )
+        frames = _last_frames(layouts, self._resumed.brokers)
+        self._resumed = replace(self._resumed, frames=frames)
         return self._resumed
 
     def tasks(self, start: StreamOffset, end: StreamOffset) -> list[ReadTask]:

@@ -286,6 +286,8 @@ def test_the_table_tells_what_it_was_begun_with(tmp_path: Path) -> None:
     history = DeltaTable(tmp_path / "table").history()[0]
     assert json.loads(history["logquarry.export"])["to"].keys() == {
         "broker:store",
+        "frame:store",
+        "frame_check_sum:store",
         f"store:{tmp_path / 'store'}",
     }
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.errors import UsageError
+from logquarry.spark.last_frame import LastFrame
 from logquarry.spark.stream_admission import StreamOffset
 
 _NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/"), min_size=1, max_size=8)
@@ -26,6 +27,11 @@ _QUEUES = st.dictionaries(
         since_ms=st.none() | st.integers(0, 2**60),
         queues=st.dictionaries(_NAMES, _QUEUES, max_size=2),
         first=st.none() | _PLACES,
+        frames=st.dictionaries(
+            _NAMES,
+            st.builds(LastFrame, st.integers(0, 2**63 - 1), st.integers(0, 2**32 - 1)),
+            max_size=4,
+        ),
     )
 )
 def test_there_and_back(offset: StreamOffset) -> None:
@@ -50,6 +56,9 @@ def test_plain_offsets_are_broker_to_offset() -> None:
         {"/start": {"queueOffsets": 7}},
         {"/start": {"timestamp": "soon"}},
         {"/start": {"offsets": {"a": None}}},
+        {"/start": {"lastFrames": {"a": 5}}},
+        {"/start": {"lastFrames": {"a": [5]}}},
+        {"/start": {"lastFrames": {"a": [5, "x"]}}},
     ],
 )
 def test_offsets_of_another_source(document: dict[str, Any]) -> None:

@@ -40,6 +40,7 @@ from logquarry.spark.lakehouse.write import (
     dead_letter_schema,
     table_schema,
 )
+from logquarry.spark.last_frame import LastFrame
 from logquarry.spark.options import OffsetLimit, ReadOptions
 from logquarry.spark.parquet import Summary
 from logquarry.spark.stream_admission import START, StreamOffset
@@ -144,7 +145,8 @@ class Advance:
             check_same(target.table.name, target.identity, found)
             columns = table_schema(target.read.names, is_kafka=target.read.is_kafka)
             check_types(target.table.name, columns, state.schema)
-            self._committed = state.marks([*map(_broker, places), *map(_store, places.values())])
+            names = [name for broker in places for name in (_broker(broker), *_frame(broker))]
+            self._committed = state.marks([*names, *map(_store, places.values())])
             self._check_places(places)
             kept = found["start"]
             if target.decode is not None:
@@ -205,7 +207,12 @@ class Advance:
         first = planner.initial()
         if kept is not None:
             first = replace(StreamOffset.from_json({START: kept}), brokers=first.brokers)
-        return planner, replace(first.moved(known), first=None)
+        frames = {
+            broker: LastFrame(*(self._committed[name] for name in _frame(broker)))
+            for broker in known
+            if all(name in self._committed for name in _frame(broker))
+        }
+        return planner, replace(first.moved(known), first=None, frames=frames)
 
     # ------------------------------------------------------------------------------------ one step
     def to_what_is_there(self) -> None:
@@ -232,7 +239,9 @@ class Advance:
         try:
             results = self._write(tasks)
             stops = _first_damage(tasks, results) if read.on_damage == "stop" else {}
-            end = replace(end.moved(stops), first=None)
+            # If damage has stopped the export, the last frame is possibly after the damage.
+            frames = {b: frame for b, frame in end.frames.items() if b not in stops}
+            end = replace(end.moved(stops), first=None, frames=frames)
             kept: list[TableResult] = []
             for task, result in zip(tasks, results, strict=True):
                 if _begins(task) <= stops.get(task.broker, _begins(task)):
@@ -248,7 +257,7 @@ class Advance:
                     for name, value in marks.items()
                 )
                 if files or dead or is_far:
-                    self._commit(files, dead, marks)
+                    self._commit(files, dead, end)
                 else:
                     self._run.give_up()
         except CommitUnknown:
@@ -274,7 +283,7 @@ class Advance:
         is_ahead = any(self._committed.get(name) != value for name, value in marks.items())
         if is_ahead and self._can_decode(()):
             with held():
-                self._commit([], [], marks)
+                self._commit([], [], self._at)
 
     def _can_decode(self, tasks: Sequence[ReadTask]) -> bool:
         """Make the decoder if needed; return False if its schema is still unknown."""
@@ -306,13 +315,15 @@ class Advance:
         )
         return self._run_tasks(tasks, writer)
 
-    def _commit(self, files: Sequence[TableFile], dead: Sequence[TableFile], marks: Marks) -> None:
-        """Commit the dead letters, then the files.
+    def _commit(
+        self, files: Sequence[TableFile], dead: Sequence[TableFile], end: StreamOffset
+    ) -> None:
+        """Commit the dead letters, then the files and the offset ``end``.
 
         After a crash between the two commits, the next export reads the messages again, but skips
         the dead letters that their table already has.
         """
-        target = self._target
+        target, marks = self._target, self._marks(end)
         if not self._run.name:
             self._run.begin_commit(marks, self._table_id)
         self._create()
@@ -328,6 +339,11 @@ class Advance:
                 assert state is not None
             before = state.marks(marks)
             target.dead_letters.append(dead, _forward(marks, before), before)
+        marks |= {
+            name: value
+            for broker, frame in end.frames.items()
+            for name, value in zip(_frame(broker), frame, strict=True)
+        }
         before = {name: v for name, v in self._committed.items() if name in marks}
         target.table.append(files, marks, before)
         self._committed |= marks
@@ -364,6 +380,11 @@ def _broker(name: str) -> str:
 
 def _store(location: str) -> str:
     return f"store:{location}"
+
+
+def _frame(broker: str) -> tuple[str, str]:
+    """Return the names of the marks for the two values of a LastFrame."""
+    return f"frame:{broker}", f"frame_check_sum:{broker}"
 
 
 def _forward(marks: Marks, before: Marks) -> dict[str, int]:

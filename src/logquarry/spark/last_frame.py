@@ -1,0 +1,86 @@
+"""Detects that a log is no longer the log that a stream or an export has read.
+
+A log can be replaced by an older backup, or truncated by a power cut, and then grow past the offset
+up to which it was read. The offset alone does not show this, and the messages in between would be
+missing. So the reader records the last frame before the offset, and the next batch checks that the
+log still has this frame.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from logquarry.format import arrays as r
+from logquarry.log.codec import Rows, Window
+from logquarry.log.columns import fixed_fields
+from logquarry.log.layout import StoreLayout
+from logquarry.log.splits import frame_start
+from logquarry.log.walk import BlankSpan, LogReader, Run
+
+_FIELDS: Final = (
+    "body_crc", "queue_id", "queue_offset", "physical_offset", "born_timestamp", "store_timestamp",
+)  # fmt: skip
+"""Fields that the check sum covers. A broker writes them once, with the frame."""
+_NEAR: Final = 64 << 10
+_FARTHEST: Final = 64 << 20
+
+
+class LastFrame(NamedTuple):
+    """A frame that was read: its physical offset, and a CRC of its size and of `_FIELDS`."""
+
+    offset: int
+    check_sum: int
+
+
+def last_frame(layout: StoreLayout, stop: int) -> LastFrame | None:
+    """Return the last frame that ends at or before ``stop``.
+
+    Return None if no sound frame is in the 64 MiB before ``stop``.
+    """
+    reader = LogReader(layout)
+    back = _NEAR
+    while stop > reader.files.start:
+        start = max(reader.files.start, stop - back)
+        found: LastFrame | None = None
+        for event in reader.events(start, stop, resync=True):
+            if not isinstance(event, Run):
+                continue
+            ends = event.rows[:, r.POSITION].astype(np.int64) + event.rows[:, r.SIZE]
+            if len(rows := event.rows[event.window.base + ends <= stop]):
+                place = event.window.base + int(rows[-1, r.POSITION])
+                found = LastFrame(place, _check_sum(event.window, rows[-1:]))
+        if found is not None:
+            return found
+        if start == reader.files.start or back >= _FARTHEST:
+            return None
+        back *= 4
+    return None
+
+
+def is_other_log(layout: StoreLayout, known: LastFrame) -> bool:
+    """Return whether a log certainly does not have the frame ``known``.
+
+    The result is False if the log no longer has the bytes, or if they are damaged.
+    """
+    reader = LogReader(layout, check_crc=False)
+    place = known.offset
+    if reader.files.at(place) is None:
+        return False
+    for event in reader.events(place, place + 1):
+        if isinstance(event, Run):
+            return _check_sum(event.window, event.rows[:1]) != known.check_sum
+        if isinstance(event, BlankSpan):
+            return True
+        break
+    # Another frame or a blank can contain the offset; frame_start returns an offset in damage
+    # unchanged.
+    return frame_start(layout, place) != place
+
+
+def _check_sum(window: Window, rows: Rows) -> int:
+    fields = fixed_fields(window, rows, _FIELDS)
+    values = [int(rows[0, r.SIZE]), *(int(fields[name][0]) for name in _FIELDS)]
+    return zlib.crc32(np.array(values, "<i8").tobytes())
