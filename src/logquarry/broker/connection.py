@@ -1,7 +1,7 @@
 """A client's connection: receives its requests, and sends it answers and requests of the broker.
 
-The module also limits how many lines a client can cause in the log. If a client does not read its
-answers, the broker stops reading from the connection, and starts no more of the client's requests.
+If a client does not read its answers, the broker stops reading from the connection, and starts no
+more of the client's requests.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import asyncio
 import logging
 import socket
 import ssl
-import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -20,6 +18,8 @@ from typing import Any, Final, Protocol, cast
 
 from logquarry.broker.acl import Account
 from logquarry.broker.options import address_text
+from logquarry.broker.sparing_log import SparingLog, line_of
+from logquarry.broker.unread import UnreadAnswers
 from logquarry.errors import LogquarryError, ProtocolViolation
 from logquarry.format import broker_json
 from logquarry.format.frame import host_bytes
@@ -30,46 +30,6 @@ from logquarry.protocol.remoting import (
     encode_head,
 )
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode, parse
-from logquarry.text import counted
-
-_INTERVAL_SECONDS: Final = 10.0
-_MOST_LINES: Final = 5
-
-
-class SparingLog:
-    """Logs at most 5 lines in 10 seconds.
-
-    Before the next line, it logs how many lines it left out. Thread-safe.
-    """
-
-    def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
-        self._until = 0.0
-        self._lines = 0
-        self._lock = threading.Lock()
-
-    def warning(self, message: str, *values: object) -> None:
-        """Log one line, or count it as left out."""
-        now, left_out = time.monotonic(), 0
-        with self._lock:
-            if now >= self._until:
-                left_out = max(0, self._lines - _MOST_LINES)
-                self._until, self._lines = now + _INTERVAL_SECONDS, 0
-            self._lines += 1
-            is_logged = self._lines <= _MOST_LINES
-        if left_out:
-            lines = counted(left_out, "similar line was", "similar lines were")
-            self._logger.warning("%s left out", lines)
-        if is_logged:
-            self._logger.warning(message, *values)
-
-
-def line_of(error: BaseException) -> str:
-    """Format an exception as one line, with the file and line at which it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{error!r}{where}"
-
 
 logger = logging.getLogger(__name__)
 _failures, _violations = SparingLog(logger), SparingLog(logger)
@@ -147,6 +107,7 @@ class Server(Protocol):
 
     handlers: Mapping[int, Handler]
     handshakes: set[Handshake]
+    unread_answers: UnreadAnswers
 
     def opened(self, connection: Connection) -> None:
         """Register a new connection."""
@@ -180,6 +141,7 @@ class Connection(asyncio.Protocol):
         self._reader = RemotingReader()
         self._backlog: deque[RemotingCommand] = deque()
         self._out: list[bytes] = []
+        self._out_bytes = 0
         self._transport: asyncio.Transport | None = None
         self._buffered = 0
         self.pending = 0
@@ -214,6 +176,7 @@ class Connection(asyncio.Protocol):
         self._buffer(0)
         self._backlog.clear()
         self._out.clear()
+        self._server.unread_answers.note(self, 0)
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(ConnectionError(f"{self.address}: the client disconnected"))
@@ -256,6 +219,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """See :class:`asyncio.Protocol`."""
         self.is_writable = True
+        self._server.unread_answers.note(self, self.unread())
         self._resume()
         self._work()
 
@@ -374,11 +338,26 @@ class Connection(asyncio.Protocol):
         self._out.append(head)
         if command.body:
             self._out.append(command.body)
+        self._out_bytes += len(head) + len(command.body)
+        if self._out_bytes > _WRITE_LIMIT:
+            # Many requests in the received bytes can have large answers. So write these answers
+            # before the next request is answered.
+            self._flush()
 
     def _flush(self) -> None:
-        if self._out and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(self._out))
+        transport = self._transport
+        if self._out and transport is not None and not transport.is_closing():
+            # The first call records that the client has read the answers of the last flush.
+            note = self._server.unread_answers.note
+            note(self, self.unread())
+            transport.write(b"".join(self._out))
+            note(self, self.unread())
         self._out.clear()
+        self._out_bytes = 0
+
+    def unread(self) -> int:
+        """Return how many bytes of answers the client has not read yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     # -------------------------------------------------------------------- requests of the broker
     async def until_writable(self) -> None:

@@ -15,13 +15,15 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
 from logquarry.broker.clients import Clients
-from logquarry.broker.connection import Connection, Handler, Handshake, Request, SparingLog
+from logquarry.broker.connection import Connection, Handler, Handshake, Request
 from logquarry.broker.options import BrokerOptions, listen_error
+from logquarry.broker.sparing_log import SparingLog
 from logquarry.broker.tables import READ, Counts, Tables
+from logquarry.broker.unread import UnreadAnswers
 from logquarry.errors import UsageError
 from logquarry.format.broker_json import TopicConfig
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
@@ -196,6 +198,7 @@ class Core:
         address: the broker's address (host:port), which clients learn from the name server.
         host: the broker's address and port, in the binary form of the hosts in a frame.
         buffered_bytes: number of received bytes of incomplete frames, of all connections.
+        unread_answers: the answers that clients have not read yet, of all connections.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -212,6 +215,7 @@ class Core:
     host: bytes = bytes(8)
     is_saving: bool = False
     buffered_bytes: int = 0
+    unread_answers: UnreadAnswers = field(default_factory=UnreadAnswers)
 
     def require_topic(self, name: str, permission: int) -> TopicConfig:
         """Return a topic. Raise Refused if there is no such topic, or if it lacks a permission."""
@@ -340,6 +344,7 @@ class Port:
         self.handshakes: set[Handshake] = set()
         self._servers: list[asyncio.Server] = []
         self.spawn = core.spawn
+        self.unread_answers = core.unread_answers
         self.port = 0
         # Each of the broker's three ports may use at most a quarter of the files and sockets that
         # the process may have open. The store needs the rest: without it, puts and the dispatch

@@ -137,6 +137,63 @@ def test_a_client_that_does_not_read_holds_back_only_itself(tmp_path: Path) -> N
     play(scenario, tmp_path / "s")
 
 
+def requests(code: RequestCode, fields: dict[str, str], count: int) -> bytes:
+    commands = (RemotingCommand(code=code, opaque=n, ext_fields=fields) for n in range(count))
+    return b"".join(map(remoting.encode, commands))
+
+
+def test_answers_that_clients_do_not_read_are_limited(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        core = broker.core
+        core.unread_answers._most = most = 8 << 20
+        await client.send("t", bytes(1 << 20))
+        fields = {"topic": "t", "key": "", "offset": "0"}
+        many = requests(RequestCode.VIEW_MESSAGE_BY_ID, fields, 12)
+        reader, writer = await raw(broker)
+        for _ in range(4):
+            writer.write(requests(RequestCode.VIEW_MESSAGE_BY_ID, fields, 3))
+            await reader.readexactly(3 << 20)
+        lazy = [await raw(broker) for _ in range(4)]
+        for _, other in lazy:
+            other.write(many)
+            await asyncio.sleep(0.2)
+            assert core.unread_answers._total <= most
+        # The broker has closed clients that do not read, and none that reads.
+        ports = [other.get_extra_info("sockname")[1] for _, other in lazy]
+        assert f"127.0.0.1:{ports[0]}: all clients together" in caplog.text
+        assert f":{writer.get_extra_info('sockname')[1]}:" not in caplog.text
+        writer.write(requests(RequestCode.VIEW_MESSAGE_BY_ID, fields, 1))
+        await reader.readexactly(1 << 20)
+        for _, other in (*lazy, (reader, writer)):
+            other.close()
+        while len(broker.connections) > 1:
+            await asyncio.sleep(0.01)
+        assert core.unread_answers._total == 0 and not core.unread_answers._bytes
+
+    play(scenario, tmp_path / "s")
+
+
+def test_large_answers_to_requests_of_one_segment_do_not_pile_up(tmp_path: Path) -> None:
+    """The requests arrive together, and the event loop answers each at once."""
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        for number in range(40):
+            fields = {"topic": f"{number:0>100}", "readQueueNums": 1, "writeQueueNums": 1}
+            await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, fields | {"perm": 6})
+        size = len((await client.ask(RequestCode.GET_ALL_TOPIC_CONFIG)).body)
+        before = broker.core.counts.requests[RequestCode.GET_ALL_TOPIC_CONFIG]
+        _, writer = await raw(broker)
+        writer.write(requests(RequestCode.GET_ALL_TOPIC_CONFIG, {}, 2_000))
+        await asyncio.sleep(1)
+        made = broker.core.counts.requests[RequestCode.GET_ALL_TOPIC_CONFIG] - before
+        assert 10 < made < (16 << 20) // size
+        writer.close()
+
+    play(scenario, tmp_path / "s")
+
+
 def test_pulls_that_are_held_leave_room_for_later_requests(tmp_path: Path) -> None:
     async def scenario(broker: Broker, client: Client) -> None:
         assert (await client.send("t")).code == 0
