@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,17 @@ import pytest
 from tests.helpers.command import run
 from tests.helpers.hostile_store import harm, make_small_store
 from tests.helpers.imports import SETTINGS, Import
+
+
+@pytest.fixture(autouse=True)
+def sighup_ends_processes() -> Iterator[None]:
+    """If ``nohup`` started pytest, the processes that a test starts would ignore SIGHUP."""
+    if not hasattr(signal, "SIGHUP"):
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
