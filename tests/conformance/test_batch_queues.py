@@ -6,11 +6,14 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import logquarry as lq
+from logquarry.format.batch import ENTRY_SIZE
 from logquarry.log.batches import MessageFilter
 from logquarry.log.layout import StoreLayout
+from logquarry.read.batch_queue import BATCH_DTYPE
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.verification import verify_store
 from logquarry.spark.options import ReadOptions
@@ -221,3 +224,30 @@ def test_expired_files_of_batch_queues_are_deleted(copied: Copied) -> None:
         assert first.queue_offset == bounds.min > 0
         assert first.physical_offset >= plan.new_min_offset
     assert not verify_store(StoreLayout.open(root)).has_damage
+
+
+@pytest.mark.parametrize("name", BATCH_STORES)
+def test_a_get_warns_of_a_gap(name: str, copied: Copied, caplog: pytest.LogCaptureFixture) -> None:
+    """Damage has zeroed one entry in the middle of a batch queue."""
+    store = copied(name)
+    with lq.MessageStore.open(store) as reader:
+        (topic, queue_id), *_ = [key for key in reader.queues() if key[0] == BATCH_TOPIC]
+        messages = reader.queue_offsets(topic, queue_id).max
+        assert len(reader.get(topic, queue_id, 0, 32).messages) == 32
+    assert not [text for text in caplog.messages if "left out" in text]
+    path = store / "batchconsumequeue" / topic / str(queue_id) / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    entry = np.frombuffer(data, BATCH_DTYPE, 3)[1]
+    lost = range(int(entry["base"]), int(entry["base"] + entry["count"]))
+    data[ENTRY_SIZE : 2 * ENTRY_SIZE] = bytes(ENTRY_SIZE)
+    path.write_bytes(data)
+    with lq.MessageStore.open(store) as reader:
+        got, offset = [], 0
+        while offset < reader.queue_offsets(topic, queue_id).max:
+            result = reader.get(topic, queue_id, offset, 3)
+            got += [message.queue_offset for message in result.messages]
+            offset = result.next_offset
+    assert got == [number for number in range(messages) if number not in lost]
+    warnings = [text for text in caplog.messages if "left out" in text]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"{path}: there is no entry at queue offset {lost.start}, but")

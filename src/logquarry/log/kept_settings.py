@@ -7,7 +7,6 @@ example, a new index without keys does not show its size (:mod:`logquarry.read.s
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
@@ -20,8 +19,7 @@ from logquarry.format import checkpoint, frame, queue_entry
 from logquarry.format import properties as props
 from logquarry.log.filesystem import FileSystem, FileView
 from logquarry.log.store_files import CHECKPOINT, DURABLE, NAME_DIGITS, FileSequence, StoreFile
-
-logger = logging.getLogger(__name__)
+from logquarry.log.warn_once import warn_once
 
 _NAMES: Final = (
     "dialect",
@@ -106,7 +104,7 @@ def read_durable(filesystem: FileSystem) -> Durable | None:
         # The file system has already logged a warning if the disk cannot read a block.
         return None
     except (OSError, StoreNotFound) as error:
-        _warn(f"{filesystem.root}: the durable offset is unknown: {error}")
+        warn_once(f"{filesystem.root}: the durable offset is unknown: {error}")
         return None
 
 
@@ -127,12 +125,6 @@ def require_durable(filesystem: FileSystem) -> Durable | None:
     if mark is None or not mark.speaks_of(found):
         return None
     return Durable(mark.offset, checkpoint.decode_start(data))
-
-
-@lru_cache(maxsize=256)
-def _warn(text: str) -> None:
-    """Log a warning. If a reader follows a store, the cache prevents repeated warnings."""
-    logger.warning(text)
 
 
 def find_lost_head(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> LostHead | None:

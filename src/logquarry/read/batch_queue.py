@@ -29,6 +29,7 @@ from logquarry.read.queue import (
     FileQueue,
     QueueSegment,
     Units,
+    warn_of_missing,
 )
 from logquarry.read.rocksdb_queue import RocksQueue, rocksdb_queues
 from logquarry.read.time_search import StoreTime
@@ -256,6 +257,18 @@ class BatchQueue(FileQueue):
             if len(spans.starts):
                 found = int(spans.starts[-1])
         return found
+
+    def warn_of_gap(self, offset: int) -> None:
+        """See :meth:`Queue.warn_of_gap`."""
+        index = self._file_of(offset)
+        entries = self._written(index)
+        entries = entries[is_batch_written(entries)]
+        first = entries["base"].astype(np.int64)
+        # A recovery has added the lost messages to the next entry, and has reported them.
+        is_known = (first <= offset) & (offset - first < entries["count"])
+        if not is_known.any():
+            path = self._layout.filesystem.full_path(self.files[index].path)
+            warn_of_missing(path, offset)
 
     # ------------------------------------------------------------------------------------ files
     def _last_spans(self) -> Spans | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -26,10 +24,9 @@ from logquarry.log.walk import (
     LogReader,
     Run,
 )
+from logquarry.log.warn_once import warn_once
 from logquarry.read.log_end import last_file_start, sound_bound
 from logquarry.text import counted
-
-logger = logging.getLogger(__name__)
 
 _LONGEST_CHAIN: Final = 256
 """To find the end of the log, at most this number of frames is read one by one in pure Python. If
@@ -39,12 +36,6 @@ _ZEROS_CHUNK: Final = 8 << 20
 _NO_TIME: Final = -1
 _NO_BYTES: Final = memoryview(b"")
 _LEFT_OUT: Final = "its messages are left out"
-
-
-@lru_cache(256)
-def _warn(text: str) -> None:
-    """Log a warning once."""
-    logger.warning("%s", text)
 
 
 class CommitLog:
@@ -310,7 +301,7 @@ class CommitLog:
         else:
             return None
         path = self._layout.log_file(offset) if file is None else file.path
-        _warn(f"{self._layout.filesystem.full_path(path)}: {reason}")
+        warn_once(f"{self._layout.filesystem.full_path(path)}: {reason}")
         return None
 
     def end_of_lost_file(self, offset: int) -> int | None:

@@ -70,6 +70,9 @@ class CompactedQueue(BatchQueue):
     def _listed(self) -> FileSequence:
         return self._layout.compacted_queue(self.topic, self.queue_id)
 
+    def warn_of_gap(self, offset: int) -> None:
+        """Do nothing: the compaction has removed messages, and their entries."""
+
 
 class CompactedGets:
     """Answers the gets of compaction topics."""

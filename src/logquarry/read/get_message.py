@@ -355,9 +355,10 @@ def get_message(
     size = 0
     read_inner = _InnerReader(read)
     last_batch = -1
-    # The first entry may be after ``offset``, because damage to the log can leave a gap in the
-    # queue.
+    # The first entry may be after ``offset``, because damage can leave a gap in the queue.
     done = first - offset
+    if done:
+        queue.warn_of_gap(offset)
     status = GetMessageStatus.NO_MATCHED_MESSAGE  # if no message is found
     removed_below: int | None = None
     in_memory_from = memory_start(log, limits)

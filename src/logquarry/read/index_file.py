@@ -8,9 +8,8 @@ a file is too short, the entries after its end count as missing.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -26,8 +25,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import INDEX
 from logquarry.log.walk import LogReader, Run, Span
-
-logger = logging.getLogger(__name__)
+from logquarry.log.warn_once import warn_once
 
 _WORD: Final = 4
 _ENTRY_WORDS: Final = ENTRY.size // _WORD
@@ -324,7 +322,7 @@ class IndexFile:
     def warn_of_damage(self, reason: str) -> None:
         """Warn, once per reason, that a query may lack messages because of damage to this file."""
         path = self._layout.filesystem.full_path(self.path)
-        _warn(
+        warn_once(
             f"{path}: {reason}: a query by key can lack messages. Search with `logquarry messages "
             "--key`, and check the store with `logquarry verify`"
         )
@@ -336,11 +334,6 @@ class IndexFile:
     def _entry(self, shape: IndexShape, number: int) -> index.IndexEntry | None:
         data = self._reader.read(self.path, shape.entry_position(number), ENTRY.size)
         return index.decode_entry(data, 0) if len(data) == ENTRY.size else None
-
-
-@lru_cache(256)
-def _warn(text: str) -> None:
-    logger.warning("%s", text)
 
 
 def _hashes(topic: str, key: str) -> tuple[int, int]:

@@ -6,11 +6,9 @@ more memory than the files have bytes, even if a damaged queue has a huge gap.
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, KeysView
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, Self
 
 import numpy as np
@@ -22,6 +20,7 @@ from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import CONSUME_QUEUE, FileSequence, StoreFile
+from logquarry.log.warn_once import warn_once
 from logquarry.read.time_search import StoreTime, search_time
 
 NO_CODE: Final = java.LONG_MIN
@@ -30,18 +29,17 @@ UNIT_DTYPE: Final = queue_entry.LAYOUT.dtype()
 Units = Records
 """Array of entries as stored, with the big-endian fields physical_offset, size and tags_code."""
 
-logger = logging.getLogger(__name__)
-
 MOST_HOLES: Final = 1 << 24
 _FIRST_CHUNK: Final = 512
 _LARGEST_CHUNK: Final = 1 << 16
 _NO_MESSAGE_TIME: Final = 1_000
 
 
-@lru_cache(256)
-def _gaps_named(path: str) -> list[int]:
-    """Return the queue offset of the warning about a file's gap; before the warning, no offset."""
-    return []
+def warn_of_missing(path: str, offset: int) -> None:
+    """Warn that a queue's file lacks an entry, but has later entries. Logged once per file."""
+    text = f"{path}: there is no entry at queue offset {offset}, but there are later entries. "
+    text += "Messages without an entry are left out: check the store with `logquarry verify`"
+    warn_once(text, about=path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,18 +439,12 @@ class ConsumeQueue(FileQueue):
         return at if cut is None else self._kept_prefix(index, at, cut)
 
     def warn_of_gap(self, offset: int) -> None:
-        """See :meth:`Queue.warn_of_gap`. The warning is logged once per file."""
+        """See :meth:`Queue.warn_of_gap`."""
         if not self.files or offset * UNIT_SIZE < self.files[0].base:
             return  # Retention has deleted the earlier files.
         file = self.sequence.at(offset * UNIT_SIZE)
         path = f"{CONSUME_QUEUE}/{self.topic}/{self.queue_id}" if file is None else file.path
-        path = self._layout.filesystem.full_path(path)
-        if not (named := _gaps_named(path)):
-            named.append(offset)
-            logger.warning(
-                f"{path}: there is no entry at queue offset {offset}, but there are later entries. "
-                "Messages without an entry are left out: check the store with `logquarry verify`"
-            )
+        warn_of_missing(self._layout.filesystem.full_path(path), offset)
 
     def warn_of_lost_end(self) -> None:
         """Warn if entries follow soon after the queue's end: then a lost page made this end."""

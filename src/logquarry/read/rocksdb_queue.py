@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -24,6 +24,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb, is_installed, is_there, needs_package
 from logquarry.log.store_files import CONSUME_QUEUE, StoreFile
 from logquarry.log.walk import DamagedSpan, Event, LogReader
+from logquarry.log.warn_once import warn_once
 from logquarry.read.log_queues import LogQueue, QueueBuilder, QueueKey
 from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, Units
 from logquarry.read.time_search import StoreTime
@@ -161,11 +162,6 @@ def _arrays(keys: list[bytes], values: list[bytes]) -> tuple[Int64, RocksEntries
     return offsets, np.frombuffer(b"".join(values), ENTRY_DTYPE)
 
 
-@lru_cache(64)
-def _warn_once(text: str) -> None:
-    logger.warning("%s", text)
-
-
 def open_queues(layout: StoreLayout) -> QueueDb | None:
     """Open the queues in RocksDB; None if readers must make the queues from the log.
 
@@ -180,7 +176,7 @@ def open_queues(layout: StoreLayout) -> QueueDb | None:
     except CorruptFile as error:
         # Only warn, because verify reports the damage. Warn once, because several parts of a
         # command open RocksDB.
-        _warn_once(
+        warn_once(
             f"{error}: the queues are made from the log. A queue whose messages have all expired "
             "is missing then, and its offsets would begin at 0 again"
         )
@@ -223,7 +219,7 @@ def _with_warnings(events: Iterable[Event]) -> Iterator[Event]:
     for event in events:
         if isinstance(event, DamagedSpan) and not event.is_tail:
             end = "the queues end there" if event.ends_log else "the queues lack its messages"
-            _warn_once(
+            warn_once(
                 f"{event.path}: at {event.offset}: {event.reason}: "
                 f"{counted(event.length, 'byte')} of the log are damaged, and {end}"
             )
