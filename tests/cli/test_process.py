@@ -404,3 +404,11 @@ def test_help_onto_a_full_disk(word: str) -> None:
         4,
         "error: standard output: No space left on device\n",
     )
+
+
+def test_a_full_device_is_named(larger_store: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("the system has no device that is always full")
+    done = call("report", larger_store, "--html", "/dev/full")
+    assert done.returncode == 4
+    assert "error: /dev/full: No space left on device" in done.stderr
