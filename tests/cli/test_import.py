@@ -486,3 +486,28 @@ def test_a_pipe_is_no_source(tmp_path: Path) -> None:
     finally:
         os.close(reader)
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["missing", "empty"])
+def test_no_empty_store_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_there: bool
+) -> None:
+    """An operator could take the empty store for an imported one."""
+    monkeypatch.setattr(importing, "LINES_BYTES", 10)
+    good = write(tmp_path / "good.jsonl", line())
+    bad = write(tmp_path / "bad.jsonl", line(), line(topic=5))
+    new = tmp_path / "new"
+    if is_there:
+        new.mkdir()
+    run("import", bad, new, code=1)
+    assert new.is_dir() == is_there
+    assert not is_there or not list(new.iterdir())
+    monkeypatch.setattr(ManyWriter, "check_stored", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    run("import", good, new, code=130)
+    assert new.is_dir() == is_there
+    monkeypatch.undo()
+    run("import", good, new)
+    monkeypatch.setattr(importing, "LINES_BYTES", 10)
+    run("import", bad, new, code=1)
+    with lq.MessageStore.open(new) as store:
+        assert len(list(store.scan())) == 1

@@ -401,3 +401,26 @@ def test_damage_stays_the_exit_code_if_the_pipe_is_closed(
     assert process.stderr.read() == b""
     assert process.wait(60) == 1
     process.stderr.close()
+
+
+@pytest.mark.parametrize("word", ["--help", "--version"])
+def test_help_onto_a_full_disk(word: str) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("the system has no device that is always full")
+    with full.open("wb") as stdout:
+        done = subprocess.run(
+            [*COMMAND, word], stdout=stdout, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (
+        4,
+        "error: standard output: No space left on device\n",
+    )
+
+
+def test_a_full_device_is_named(larger_store: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("the system has no device that is always full")
+    done = call("report", larger_store, "--html", "/dev/full")
+    assert done.returncode == 4
+    assert "error: /dev/full: No space left on device" in done.stderr

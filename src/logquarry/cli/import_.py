@@ -60,7 +60,7 @@ def import_(
     Example: logquarry import parquet-folder /data/new-store
     """
     settings = options.store_config(config)
-    from logquarry.ingest.importing import Imported, read_source
+    from logquarry.ingest.importing import Imported, only_with_messages, read_source
     from logquarry.ingest.rows import open_source
 
     began = time.monotonic()
@@ -71,7 +71,8 @@ def import_(
         out.warn(f"the export had skipped {text.plural(found.damage, 'damaged place')}")
     imported = Imported()
     try:
-        _run(out, found, store, imported, settings, keep_times=keep_times, skip=skip)
+        with only_with_messages(store):
+            _run(out, found, store, imported, settings, keep_times=keep_times, skip=skip)
     except BaseException:
         if imported.messages:
             # --quiet does not suppress this line: the user must know the number of stored messages.

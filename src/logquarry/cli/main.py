@@ -157,6 +157,9 @@ def app(verbose: bool) -> None:
     """
 
 
+STANDARD_OUTPUT: Final = "standard output"
+
+
 def main() -> None:
     """Run the command line of this process."""
     # Keep NumPy's library for matrices from starting threads: this delays the start by 60 ms, and
@@ -165,7 +168,7 @@ def main() -> None:
     # Python sets stdout or stderr to None if the calling process closed it.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
-    sys.stdout = _checked(sys.stdout, "standard output")
+    sys.stdout = _checked(sys.stdout, STANDARD_OUTPUT)
     sys.stderr = _checked(sys.stderr, None)
     # If a command opens a store for writing, the files of all its queues stay open.
     raise_file_limit()
@@ -188,6 +191,11 @@ def main() -> None:
                 "the process may not use more memory, or start another thread: free memory, or "
                 "raise its limit (ulimit -v, ulimit -u, or the limits of the container)"
             )
+            sys.exit(ExitCode.REFUSED)
+        if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
+            # `--help` and `--version` of the program print before a command runs.
+            output.error(_message(error))
+            _close_stdout()
             sys.exit(ExitCode.REFUSED)
         # Without this handler, Python would exit with code 1, but here code 1 means findings.
         traceback.print_exc()

@@ -117,7 +117,7 @@ def staged(target: Path) -> Iterator[BinaryIO]:
     """
     _refuse_folder(target, target)
     if _is_special(target):
-        with _open_special(target) as file:
+        with full_disk_of(target), _open_special(target) as file:
             yield file
         return
     target = target.resolve()

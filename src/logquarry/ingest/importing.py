@@ -14,18 +14,25 @@ from __future__ import annotations
 import binascii
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
 from logquarry import text
+from logquarry.disk.disk import Disk
+from logquarry.disk.folders import StoreLock
 from logquarry.errors import BadRow, LogquarryError, MessageRejected, SourceNotReadable, UsageError
 from logquarry.format import properties as props
 from logquarry.ingest.rows import WORDS, Rows, Source, SourceFile, as_stored, read_parquet
+from logquarry.log import store_files
+from logquarry.log.location import local_folder
 from logquarry.store.message_store import StoreWriter
 from logquarry.stored_message import JSON_NAMES
 from logquarry.units import Progress
@@ -36,6 +43,14 @@ from logquarry.write.put_many import PutManyResult
 LINES_BYTES: Final = 8 << 20
 """Approximate maximum of the bytes that are read at once; a single line can be longer."""
 
+_MADE_FOLDERS: Final = (
+    store_files.CONSUME_QUEUE,
+    store_files.INDEX,
+    store_files.CONFIG,
+    store_files.TRANSACTION,
+    store_files.SIDECAR,
+)
+"""The folders besides the log's folder that an opening for writing makes in a new store."""
 _BASE64: Final = "properties_base64"
 _KNOWN: Final = frozenset((*JSON_NAMES, _BASE64))
 _KINDS: Final = {
@@ -267,6 +282,40 @@ def check_source(
         if size > MOST_KEPT:
             kept = None
     return kept
+
+
+@contextmanager
+def only_with_messages(path: str) -> Iterator[None]:
+    """Context manager: if the block raises, and has created the store without putting a message,
+    remove the store. Otherwise an operator could take the empty store for an imported one.
+    """
+    root = local_folder(path)
+    was_there = root.exists()
+    was_empty = not was_there or (root.is_dir() and not any(root.iterdir()))
+    try:
+        yield
+    except BaseException:
+        if was_empty and root.is_dir():
+            # If the removal fails, report only the error of the import.
+            with suppress(OSError, LogquarryError):
+                _remove_empty(root, keeps_folder=was_there)
+        raise
+
+
+def _remove_empty(root: Path, *, keeps_folder: bool) -> None:
+    lock = StoreLock(Disk(), root)
+    try:
+        # While the lock is held, no other program can put a message.
+        if any((root / store_files.COMMIT_LOG).glob("*")):
+            return
+        for name in (*_MADE_FOLDERS, store_files.COMMIT_LOG):
+            shutil.rmtree(root / name, ignore_errors=True)
+        for name in (store_files.CHECKPOINT, store_files.ABORT, store_files.LOCK):
+            (root / name).unlink(missing_ok=True)
+    finally:
+        lock.release()
+    if not keeps_folder:
+        root.rmdir()
 
 
 def import_source(
