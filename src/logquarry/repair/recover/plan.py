@@ -309,12 +309,15 @@ def plan_index(
     log_end: int,
     is_closed: bool,
     synced_timestamp: int,
+    replaced_from: int | None = None,
 ) -> IndexPlan:
     """Return the plan for the index of a store.
 
     After a crash, the plan keeps only full index files whose last message is not newer than the
     checkpoint. RocketMQ, too, removes newer files, but adds only some of their messages to the
-    index again (RocketMQ issue #8007).
+    index again (RocketMQ issue #8007). ``replaced_from`` is the physical offset of the first
+    message that the queues show to be replaced; index files with messages from there on are built
+    again.
     """
     aside: list[tuple[str, str]] = []
     last: IndexHeader | None = None
@@ -334,6 +337,8 @@ def plan_index(
                 header.entry_count < shape.entries or header.end_timestamp > synced_timestamp
             ):
                 fault = "the checkpoint does not cover all of it"
+            elif replaced_from is not None and header.end_offset >= replaced_from:
+                fault = f"the log has other messages from {replaced_from} on"
             else:
                 fault = sequence_fault(log, log_start, header, last)
             if fault is None:

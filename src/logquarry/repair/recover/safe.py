@@ -68,6 +68,7 @@ from logquarry.repair.recover.plan import (
     plan_index,
     plan_queue,
 )
+from logquarry.repair.recover.replaced import Frames
 from logquarry.repair.recover.store_folders import (
     KEPT_ENTRIES,
     check_entries,
@@ -204,7 +205,14 @@ class _Planner:
         queues = tuple(map(plan_queue, audited)) if self._rocksdb is None else ()
         self._plan_queues(queues)
         plans = self._plan_transactions(transactions)
-        index = self._plan_index(log, audits.has_keys)
+        search = LossSearch(
+            layout,
+            end=log.end,
+            damage=log.damage,
+            last_timestamp=log.last_timestamp,
+            dropped=self._dropped(audited),
+        )
+        index = self._plan_index(log, audits.has_keys, search.replaced)
         if ids.found:
             frames = plural(len(ids.found), "frame")
             self._words.append(f"{frames} named a wrong queue: the entries show the right one")
@@ -235,13 +243,7 @@ class _Planner:
             dispatch_from=min(starts, default=log.end),
             damage=tuple(log.damage),
             steps=tuple(self._steps),
-            loss=LossSearch(
-                layout,
-                end=log.end,
-                damage=log.damage,
-                last_timestamp=log.last_timestamp,
-                dropped=self._dropped(audited),
-            ).loss(),
+            loss=search.loss(),
             config=config,
             queues=queues,
             index=index,
@@ -437,7 +439,7 @@ class _Planner:
                 self._steps.add(kind, plan.folder, plan.reason, offset=plan.start, length=length)
         return plans
 
-    def _plan_index(self, log: LogAudit, has_keys: bool) -> IndexPlan | None:
+    def _plan_index(self, log: LogAudit, has_keys: bool, replaced: Frames) -> IndexPlan | None:
         config = self._config
         shape = config.index_shape
         if not config.message_index_enable or shape is None:
@@ -449,6 +451,7 @@ class _Planner:
             log_end=log.end,
             is_closed=self._is_closed,
             synced_timestamp=checkpoint_times(self._layout).index_timestamp,
+            replaced_from=int(replaced[0, 0]) if len(replaced) else None,
         )
         # Move the file with the fault last: after an interruption, the next recovery must still
         # find the fault.

@@ -229,3 +229,19 @@ def test_new_messages_after_a_crash_need_no_consent(tmp_path: Path, first: str) 
     assert loss.messages == 2
     assert "has other messages than the queues point to" in loss.reason
     assert not loss.needs_consent
+
+
+def test_the_index_is_built_again_from_a_replaced_file_on(tmp_path: Path) -> None:
+    """The first and the last key of the index still point to messages."""
+    for name, size in (("store", 500), ("other", 530)):
+        with opened(tmp_path / name) as store:
+            for number in range(100):
+                store.put(lq.Message("t", bytes(size), keys=f"{name}{number}"))
+    second = sorted((tmp_path / "store" / "commitlog").iterdir())[1]
+    shutil.copyfile(tmp_path / "other" / "commitlog" / second.name, second)
+    lq.recover(tmp_path / "store", apply=True, accept_loss=1 << 40)
+    assert [f for f in lq.verify(tmp_path / "store").findings if f.kind.startswith("index")] == []
+    with lq.MessageStore.open(tmp_path / "store") as store:
+        keys = [m.keys for m in store.scan()]
+        assert {"store0", "store99", "other40"} < set(keys)
+        assert [[m.keys for m in store.query("t", str(key))] for key in keys] == [[k] for k in keys]
