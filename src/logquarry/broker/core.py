@@ -20,6 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from logquarry.broker.clients import Clients
 from logquarry.broker.connection import Connection, Handler, Handshake, Request
+from logquarry.broker.file_room import NewQueues, is_near_limit
 from logquarry.broker.options import BrokerOptions, listen_error
 from logquarry.broker.sparing_log import SparingLog
 from logquarry.broker.tables import READ, Counts, Tables
@@ -198,6 +199,7 @@ class Core:
         address: the broker's address (host:port), which clients learn from the name server.
         host: the broker's address and port, in the binary form of the hosts in a frame.
         buffered_bytes: number of received bytes of incomplete frames, of all connections.
+        new_queues: the queues to which the broker has put messages since its start.
         unread_answers: the answers that clients have not read yet, of all connections.
     """
 
@@ -215,6 +217,7 @@ class Core:
     host: bytes = bytes(8)
     is_saving: bool = False
     buffered_bytes: int = 0
+    new_queues: NewQueues = field(default_factory=NewQueues)
     unread_answers: UnreadAnswers = field(default_factory=UnreadAnswers)
 
     def require_topic(self, name: str, permission: int) -> TopicConfig:
@@ -348,8 +351,11 @@ class Port:
         self.port = 0
         # Each of the broker's three ports may use at most a quarter of the files and sockets that
         # the process may have open. The store needs the rest: without it, puts and the dispatch
-        # into queues and index would fail.
+        # into queues and index would fail. For the same reason, a socket must not have a number
+        # near the limit (opened).
         self._most_connections = min(core.options.max_connections, file_limit() // 4)
+        # The event loop can accept this many connections before it calls opened() for the first.
+        self._backlog = min(_BACKLOG, file_limit() // 32 + 1)
 
     async def listen(self, port: int, option: str) -> None:
         """Listen on a port; 0 for a port that the system chooses."""
@@ -363,7 +369,7 @@ class Port:
             await self._core.loop.create_server(
                 lambda: Connection(self) if options.tls is None else Handshake(self, options.tls),
                 sock=one,
-                backlog=_BACKLOG,
+                backlog=self._backlog,
             )
             for one in sockets
         ]
@@ -376,7 +382,7 @@ class Port:
     def opened(self, connection: Connection) -> None:
         """See :class:`logquarry.broker.connection.Server`."""
         self.connections.add(connection)
-        if len(self.connections) > self._most_connections:
+        if len(self.connections) > self._most_connections or is_near_limit(connection.file):
             _refusals.warning("%s: too many connections", connection.address)
             connection.abort()
 
