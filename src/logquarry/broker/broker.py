@@ -273,7 +273,7 @@ class Broker:
     def lags(self) -> dict[str, int]:
         """Return the lag of each connected group, in messages.
 
-        A queue whose end is unknown counts as 0.
+        Expired messages do not count. A queue whose end is unknown counts as 0.
         """
         core = self.core
         found: dict[str, int] = {}
@@ -282,7 +282,7 @@ class Broker:
             for topic in group.filters:
                 offsets = core.tables.offsets.of(topic, name)
                 for queue_id, offset in offsets.items():
-                    lag += max(0, self._pulling.end_of((topic, queue_id)) - offset)
+                    lag += self._pulling.lag((topic, queue_id), offset)
             found[name] = lag
         return found
 

@@ -409,6 +409,11 @@ class Pulling(Part):
         if end != known:
             self.arrived(key, end)
 
+    def lag(self, key: QueueKey, offset: int) -> int:
+        """Count the messages after a queue offset, without expired ones; 0 if the end is unknown."""
+        first, end = self._ends.get(key, (0, 0))
+        return max(0, end - max(offset, first))
+
     def end_of(self, key: QueueKey) -> int:
         """Return the known end of a queue; 0 if it is not known."""
         return self._ends.get(key, (0, 0))[1]
