@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from logquarry.broker.clients import Clients
@@ -310,6 +311,22 @@ class Part:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._large = asyncio.Lock()
+
+    async def reply_large(self, request: Request, make: Callable[[], str]) -> None:
+        """Answer with a text that takes long to make; the thread for slow calls makes it.
+
+        As in Java, a surrogate without its pair becomes a question mark. The answers are made one
+        at a time, and none while the client does not read its earlier answers.
+        """
+        connection = request.connection
+        while connection.is_open:
+            await connection.until_writable()
+            async with self._large:
+                if connection.is_writable:
+                    job = partial(_encoded, make)
+                    request.reply(body=await self._core.slow(job))
+                    return
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers of this part, by request code."""
@@ -318,6 +335,10 @@ class Part:
             for name, method in vars(type(self)).items()
             for code in getattr(method, "codes", ())
         }
+
+
+def _encoded(make: Callable[[], str]) -> bytes:
+    return make().encode("utf-8", "replace")
 
 
 # ------------------------------------------------------------------------------ ports

@@ -410,7 +410,7 @@ class Pulling(Part):
             self.arrived(key, end)
 
     def lag(self, key: QueueKey, offset: int) -> int:
-        """Count the messages after a queue offset, without expired ones; 0 if the end is unknown."""
+        """Count the messages after a queue offset that are not expired; 0 if the end is unknown."""
         first, end = self._ends.get(key, (0, 0))
         return max(0, end - max(offset, first))
 
