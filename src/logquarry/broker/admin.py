@@ -216,16 +216,17 @@ class Admin(Part):
         request.reply()
 
     @answers(RequestCode.GET_ALL_TOPIC_CONFIG)
-    def all_topics(self, request: Request) -> None:
+    async def all_topics(self, request: Request) -> None:
         """Answer with all topics and their settings."""
-        table = self._core.tables.topics
-        document = {
-            "dataVersion": {"counter": 0, "timestamp": self._core.clock()},
-            "topicConfigTable": {
-                name: broker_json.topic_entry(topic) for name, topic in table.items()
-            },
-        }
-        request.reply_json(document)
+        # The property ``topics`` makes a copy, which another thread can read.
+        table, now = self._core.tables.topics, self._core.clock()
+
+        def make() -> str:
+            topics = {name: broker_json.topic_entry(topic) for name, topic in table.items()}
+            version = {"counter": 0, "timestamp": now}
+            return broker_json.compact({"dataVersion": version, "topicConfigTable": topics})
+
+        await self.reply_large(request, make)
 
     @answers(RequestCode.GET_TOPIC_CONFIG)
     def topic_config(self, request: Request) -> None:
@@ -290,15 +291,18 @@ class Admin(Part):
         request.reply()
 
     @answers(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-    def all_groups(self, request: Request) -> None:
+    async def all_groups(self, request: Request) -> None:
         """Answer with the table of subscription groups."""
-        request.reply_json(self._core.tables.group_document())
+        tables = self._core.tables
+        await self.reply_large(request, lambda: broker_json.compact(tables.group_document()))
 
     @answers(RequestCode.GET_ALL_CONSUMER_OFFSET)
-    def all_offsets(self, request: Request) -> None:
+    async def all_offsets(self, request: Request) -> None:
         """Answer with all consumer offsets."""
-        text = broker_json.encode_consumer_offsets(self._core.tables.offsets.groups())
-        request.reply(body=text.encode())
+        offsets = self._core.tables.offsets
+        await self.reply_large(
+            request, lambda: broker_json.encode_consumer_offsets(offsets.groups())
+        )
 
     @answers(RequestCode.GET_ALL_DELAY_OFFSET)
     def delay_offsets(self, request: Request) -> None:

@@ -271,9 +271,9 @@ class Broker:
         return [connection for port in self._ports for connection in port.connections]
 
     def lags(self) -> dict[str, int]:
-        """Return the lag of each connected group, in messages. Expired messages do not count.
+        """Return the lag of each connected group, in messages.
 
-        A queue whose end is unknown counts as 0.
+        Expired messages do not count. A queue whose end is unknown counts as 0.
         """
         core = self.core
         found: dict[str, int] = {}

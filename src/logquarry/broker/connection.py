@@ -129,6 +129,7 @@ class Connection(asyncio.Protocol):
     """A client's connection. Only the event loop uses this object.
 
     Attributes:
+        file: the number of the socket; -1 if it is not known.
         host: the client's address and port, in the binary form of the hosts in a frame.
         pending: number of requests in progress, without long polls.
         heard: time at which the last bytes were received, in seconds by ``time.monotonic``.
@@ -150,6 +151,7 @@ class Connection(asyncio.Protocol):
         self._opaque = 0
         self._asked: dict[int, asyncio.Future[RemotingCommand]] = {}
         self._resumed: list[Callable[[], object]] = []
+        self.file = -1
         self.address = ""
         self.host = _NO_HOST
         self.heard = 0.0
@@ -162,6 +164,9 @@ class Connection(asyncio.Protocol):
         # The cast is necessary because uvloop's transports do not inherit from asyncio's.
         transport = self._transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(_WRITE_LIMIT)
+        found = transport.get_extra_info("socket")
+        if found is not None:
+            self.file = found.fileno()
         name = transport.get_extra_info("peername")
         if name:
             self.address = address_text(*name[:2])

@@ -16,10 +16,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from logquarry.broker.clients import Clients
 from logquarry.broker.connection import Connection, Handler, Handshake, Request
+from logquarry.broker.file_room import NewQueues, is_near_limit
 from logquarry.broker.options import BrokerOptions, listen_error
 from logquarry.broker.sparing_log import SparingLog
 from logquarry.broker.tables import READ, Counts, Tables
@@ -198,6 +200,7 @@ class Core:
         address: the broker's address (host:port), which clients learn from the name server.
         host: the broker's address and port, in the binary form of the hosts in a frame.
         buffered_bytes: number of received bytes of incomplete frames, of all connections.
+        new_queues: the queues to which the broker has put messages since its start.
         unread_answers: the answers that clients have not read yet, of all connections.
     """
 
@@ -215,6 +218,7 @@ class Core:
     host: bytes = bytes(8)
     is_saving: bool = False
     buffered_bytes: int = 0
+    new_queues: NewQueues = field(default_factory=NewQueues)
     unread_answers: UnreadAnswers = field(default_factory=UnreadAnswers)
 
     def require_topic(self, name: str, permission: int) -> TopicConfig:
@@ -307,6 +311,22 @@ class Part:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._large = asyncio.Lock()
+
+    async def reply_large(self, request: Request, make: Callable[[], str]) -> None:
+        """Answer with a text that takes long to make; the thread for slow calls makes it.
+
+        As in Java, a surrogate without its pair becomes a question mark. The answers are made one
+        at a time, and none while the client does not read its earlier answers.
+        """
+        connection = request.connection
+        while connection.is_open:
+            await connection.until_writable()
+            async with self._large:
+                if connection.is_writable:
+                    job = partial(_encoded, make)
+                    request.reply(body=await self._core.slow(job))
+                    return
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers of this part, by request code."""
@@ -315,6 +335,10 @@ class Part:
             for name, method in vars(type(self)).items()
             for code in getattr(method, "codes", ())
         }
+
+
+def _encoded(make: Callable[[], str]) -> bytes:
+    return make().encode("utf-8", "replace")
 
 
 # ------------------------------------------------------------------------------ ports
@@ -348,8 +372,11 @@ class Port:
         self.port = 0
         # Each of the broker's three ports may use at most a quarter of the files and sockets that
         # the process may have open. The store needs the rest: without it, puts and the dispatch
-        # into queues and index would fail.
+        # into queues and index would fail. For the same reason, a socket must not have a number
+        # near the limit (opened).
         self._most_connections = min(core.options.max_connections, file_limit() // 4)
+        # The event loop can accept this many connections before it calls opened() for the first.
+        self._backlog = min(_BACKLOG, file_limit() // 32 + 1)
 
     async def listen(self, port: int, option: str) -> None:
         """Listen on a port; 0 for a port that the system chooses."""
@@ -363,7 +390,7 @@ class Port:
             await self._core.loop.create_server(
                 lambda: Connection(self) if options.tls is None else Handshake(self, options.tls),
                 sock=one,
-                backlog=_BACKLOG,
+                backlog=self._backlog,
             )
             for one in sockets
         ]
@@ -376,7 +403,7 @@ class Port:
     def opened(self, connection: Connection) -> None:
         """See :class:`logquarry.broker.connection.Server`."""
         self.connections.add(connection)
-        if len(self.connections) > self._most_connections:
+        if len(self.connections) > self._most_connections or is_near_limit(connection.file):
             _refusals.warning("%s: too many connections", connection.address)
             connection.abort()
 

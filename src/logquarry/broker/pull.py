@@ -368,6 +368,7 @@ class Pulling(Part):
     def _take_arrival(self, arrival: MessageArrival) -> None:
         self._core.tables.note_message(arrival.topic, arrival.queue_id)
         key = arrival[:2]
+        self._core.new_queues.arrived(key)
         if key in self._held and arrival.tags_codes is not None:
             self._skip(key, arrival, arrival.tags_codes)
         self.arrived(key, arrival.next_offset)

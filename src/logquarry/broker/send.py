@@ -70,7 +70,6 @@ _CHOOSES_RETRIES: Final = 121
 Clients of this version or a later one send the field maxReconsumeTimes.
 """
 
-
 Put = Callable[[Message], PutFuture]
 _Put = tuple[Request, Message, Put]
 
@@ -116,16 +115,14 @@ class Sending(Part):
 
     def append(self, request: Request, message: Message, put: Put) -> None:
         """Let the thread for puts call ``put``, and answer the request with its result."""
-        core = self._core
-        size = len(request.command.body)
-        if (
-            self._waiting >= core.options.most_waiting
-            or self._waiting_bytes + size > core.options.most_waiting_bytes
-        ):
+        core, options = self._core, self._core.options
+        size = self._waiting_bytes + len(request.command.body)
+        if self._waiting >= options.most_waiting or size > options.most_waiting_bytes:
             core.counts.refused += 1
             raise Refused(BUSY, ResponseCode.SYSTEM_BUSY)
+        core.new_queues.require_room(message.topic, message.queue_id)
         self._waiting += 1
-        self._waiting_bytes += size
+        self._waiting_bytes = size
         if not self._new:
             core.loop.call_soon(self._push)
         self._new.append((request, message, put))
@@ -139,6 +136,7 @@ class Sending(Part):
     def _appended(self, puts: list[_Put], results: Any, error: BaseException | None) -> None:
         for (request, message, _), result in zip(puts, results or (), strict=False):
             if isinstance(result, BaseException):
+                self._core.new_queues.failed(message.topic, message.queue_id)
                 self._done(request)
                 request.fail(refusal_of(result))
             elif result.done():
@@ -211,8 +209,7 @@ class Sending(Part):
             self._core.create_topic(name, 1)
             return
         model = tables.topic(default)
-        is_allowed = self._core.options.create_topics
-        if is_allowed and model is not None and model.perm & INHERIT:
+        if self._core.options.create_topics and model is not None and model.perm & INHERIT:
             self._core.create_topic(name, max(1, min(queues, model.write_queues)))
 
     def _retry_topic(self, request: Request, name: str, queue_id: int) -> tuple[str, int]:
@@ -429,6 +426,7 @@ class Retrying(Part):
         back = sent_back(message, group, fields["delayLevel"], most)
         if core.tables.topic(back.topic) is None:
             core.create_topic(back.topic, 1)
+        core.new_queues.require_room(back.topic, back.queue_id)
         future = await core.lanes.puts.run(partial(writer.put_async, back))
         try:
             await future

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 
 from logquarry.broker import Broker, admin
 from logquarry.format import broker_json
-from logquarry.protocol.remoting import RemotingCommand
+from logquarry.protocol.remoting import RemotingCommand, encode
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from tests.helpers.broker_client import Client, arrived, connected, document_of, messages_of, play
 
@@ -329,3 +332,56 @@ def test_admin_requests(tmp_path: Path) -> None:
 
     play(scenario, tmp_path / "s")
     assert '"adm"' not in (tmp_path / "s" / "config" / "topics.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        RequestCode.GET_ALL_TOPIC_CONFIG,
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+        RequestCode.GET_ALL_CONSUMER_OFFSET,
+    ],
+)
+def test_the_event_loop_makes_no_large_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: RequestCode
+) -> None:
+    threads: set[str] = set()
+
+    def noted(make: Callable[..., str], *values: Any, **options: Any) -> str:
+        threads.add(threading.current_thread().name)
+        return make(*values, **options)
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        await client.send("t")
+        for name in "compact", "encode_consumer_offsets":
+            made = partial(noted, getattr(broker_json, name))
+            monkeypatch.setattr(broker_json, name, made)
+        assert (await client.ask(code)).code == 0
+        assert threads == {"broker-slow"}
+
+    play(scenario, tmp_path / "s")
+
+
+def test_no_large_answers_for_a_client_that_does_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def large(document: Any) -> str:
+        made.append(1)
+        return " " * (1 << 20)
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        monkeypatch.setattr(broker_json, "compact", large)
+        host, _, port = broker.address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        code = RequestCode.GET_ALL_TOPIC_CONFIG
+        asked = (encode(RemotingCommand(code=code, opaque=number)) for number in range(100))
+        writer.write(b"".join(asked))
+        await asyncio.sleep(0.5)
+        assert len(made) < 30
+        # The other clients get their answers.
+        assert len((await client.ask(code)).body) == 1 << 20
+        writer.close()
+
+    play(scenario, tmp_path / "s")

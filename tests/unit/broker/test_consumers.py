@@ -210,3 +210,19 @@ def test_the_progress_of_all_groups_reads_the_offsets_once(
         assert len(reads) == 1
 
     play(scenario, tmp_path / "s")
+
+
+def test_the_lag_of_the_display_leaves_out_expired_messages(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        await client.heartbeat(group="g")
+        await client.send("t")
+        await arrived(client, "t")
+        broker.core.tables.commit_offset("t", "g", 0, 0)
+        assert broker.lags() == {"g": 1}
+        # The queue has five messages, and the first three are expired.
+        broker._pulling._ends["t", 0] = 3, 5
+        assert broker.lags() == {"g": 2}
+        broker.core.tables.commit_offset("t", "g", 0, 4)
+        assert broker.lags() == {"g": 1}
+
+    play(scenario, tmp_path / "s")

@@ -161,7 +161,7 @@ def test_two_stops_at_once(tmp_path: Path) -> None:
 def test_a_transport_of_another_event_loop() -> None:
     # The transports of uvloop are not a subclass of asyncio's.
     transport, server = mock.Mock(), mock.Mock()
-    transport.get_extra_info.return_value = ("127.0.0.1", 5)
+    transport.get_extra_info.side_effect = {"peername": ("127.0.0.1", 5)}.get
     connection = Connection(server)
     connection.connection_made(transport)
     assert connection.is_open

@@ -1,0 +1,82 @@
+"""Refuses connections, and messages for new queues, before the process reaches its limit of open
+files.
+
+Without these checks, the dispatcher could not open the files of a queue. The store would then
+refuse all messages until its next opening.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from logquarry.protocol.remoting_codes import Refused, ResponseCode
+from logquarry.systems import file_limit
+from logquarry.text import counted
+
+QueueKey = tuple[str, int]
+
+_FILES_OF_QUEUE: Final = 2
+"""A queue with one file has at most this many open files."""
+
+
+def is_near_limit(number: int) -> bool:
+    """Whether the number of an open file is in the last eighth of the numbers that are allowed."""
+    # A new file gets the lowest free number. So if such a file is closed at once, an eighth of the
+    # numbers stays free for the store.
+    return number > file_limit() // 8 * 7
+
+
+def _next_number() -> int:
+    """Return the number that the system would give to the next file; the limit if it gives none.
+
+    This is the lowest free number, so at least as many files are open.
+    """
+    try:
+        descriptor = os.open(os.devnull, os.O_RDONLY)
+    except OSError:
+        return file_limit()
+    os.close(descriptor)
+    return descriptor
+
+
+class NewQueues:
+    """The queues to which the broker has put messages since its start.
+
+    Only the event loop uses this object.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[QueueKey] = set()
+        self._awaited: set[QueueKey] = set()
+        """New queues whose first message the dispatcher has not reported yet."""
+
+    def require_room(self, topic: str, queue_id: int) -> None:
+        """Raise Refused for a new queue if three quarters of the files are open.
+
+        The log, the index, the known queues and the connections use the rest.
+        """
+        key = topic, queue_id
+        if key in self._known or key in self._awaited:
+            return
+        most = file_limit()
+        if _next_number() + _FILES_OF_QUEUE * (len(self._awaited) + 1) > most * 3 // 4:
+            raise Refused(
+                f"the message for queue {queue_id} of {topic[:200]!r} is refused, because the "
+                "broker can open too few files for another queue: it may open "
+                f"{counted(most, 'file')} (ulimit -n), and already uses "
+                f"{counted(len(self._known) + len(self._awaited), 'queue')}. Raise the limit, or "
+                "use fewer queues",
+                ResponseCode.NO_PERMISSION,
+            )
+        self._awaited.add(key)
+
+    def arrived(self, key: QueueKey) -> None:
+        """Record that the dispatcher has opened the files of a queue."""
+        if key not in self._known:
+            self._known.add(key)
+            self._awaited.discard(key)
+
+    def failed(self, topic: str, queue_id: int) -> None:
+        """Record that a message was not put: it opens no files."""
+        self._awaited.discard((topic, queue_id))
