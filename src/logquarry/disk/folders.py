@@ -437,8 +437,7 @@ def links_of(folder: Path) -> Path:
     return folder.parent / SIDECAR / _NAMES / folder.name
 
 
-# --------------------------------------------------------------------------------------------------
-# Folders of a queue of files (``MultiPathMappedFileQueue``)
+# -------------------------------- the folders of a queue of files (``MultiPathMappedFileQueue``)
 
 
 class QueueFolders:

@@ -340,8 +340,7 @@ def get_message(
         return answer(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset)
     if offset > high:
         return answer(GetMessageStatus.OFFSET_OVERFLOW_BADLY, low if low == 0 else high)
-    units_per_file = queue.units_per_file
-    next_file = offset + units_per_file - offset % units_per_file
+    next_file = offset + queue.units_per_file - offset % queue.units_per_file
     stop = min(next_file, offset + max(LEAST_UNITS, max_count))
     first, units = next(queue.runs(offset, stop), (offset, None))
     if units is None:
