@@ -126,8 +126,8 @@ def _check_second_names(folder: Path) -> None:
         _check(path, is_folder=True)
     try:
         os.scandir(second).close()
-    except FileNotFoundError:
-        pass
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # If a folder above the store is a file, the opening of the store names this file.
     except OSError as error:
         reason = f"it cannot be read: {error.strerror}: make it readable, or move it away"
         raise WrongEntry(second, reason) from error
