@@ -251,3 +251,23 @@ def test_a_get_warns_of_a_gap(name: str, copied: Copied, caplog: pytest.LogCaptu
     warnings = [text for text in caplog.messages if "left out" in text]
     assert len(warnings) == 1
     assert warnings[0].startswith(f"{path}: there is no entry at queue offset {lost.start}, but")
+
+
+def test_a_get_does_not_warn_of_files_that_retention_deletes_during_a_read(
+    copied: Copied, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = copied("5.5.0-batchcq")
+    with lq.MessageStore.open(root, mode="rw") as store:
+        for _ in range(450):
+            store.put_batch([lq.Message(BATCH_TOPIC, b"x", queue_id=0) for _ in range(4)])
+    files = sorted((root / "batchconsumequeue" / BATCH_TOPIC / "0").iterdir())
+    entries = np.frombuffer(files[3].read_bytes(), BATCH_DTYPE)
+    stop = int(entries["base"][-1] + entries["count"][-1])
+    with lq.MessageStore.open(root) as reader:
+        assert reader.get(BATCH_TOPIC, 0, 0, 1).messages
+        # The reader has not opened files[3] to find the first message.
+        for file in files[:4]:
+            file.unlink()
+        found = reader.get(BATCH_TOPIC, 0, int(entries["base"][0]), 1)
+        assert found.messages[0].queue_offset == stop
+    assert not [text for text in caplog.messages if "left out" in text]

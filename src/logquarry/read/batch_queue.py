@@ -261,6 +261,8 @@ class BatchQueue(FileQueue):
     def warn_of_gap(self, offset: int) -> None:
         """See :meth:`Queue.warn_of_gap`."""
         index = self._file_of(offset)
+        if any(self._reader.view(file.path) is None for file in self.files[index : index + 2]):
+            return  # A live broker's retention has deleted a file since the files were listed.
         entries = self._written(index)
         entries = entries[is_batch_written(entries)]
         first = entries["base"].astype(np.int64)

@@ -13,6 +13,7 @@ import numpy as np
 
 from logquarry.format import java
 from logquarry.format.frame import Frame
+from logquarry.log.batches import MessageFilter
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import StoreFile
 from logquarry.read.commit_log import CommitLog
@@ -24,7 +25,10 @@ _MOST_FRAMES: Final = 32
 
 
 def do_queues_fit(
-    layout: StoreLayout, units: Mapping[ConsumeQueue, Units], wanted: Sequence[ConsumeQueue]
+    layout: StoreLayout,
+    units: Mapping[ConsumeQueue, Units],
+    wanted: MessageFilter,
+    within: tuple[int, int],
 ) -> bool:
     """Whether frames have the topic and the queue id of the queues that point to them.
 
@@ -34,20 +38,31 @@ def do_queues_fit(
 
     Args:
         units: the entries of each queue, in the order of the log.
+        within: the range of the log that is read. Entries outside of it are not checked.
     """
+    start, stop = within
+    units = {queue: _between(found, start, stop) for queue, found in units.items()}
+    files = [file for file in layout.commit_log.files if file.base + file.size > start]
+    files = [file for file in files if file.base < stop]
+    chosen = [queue for queue in units if wanted.takes_queue(queue.topic, queue.queue_id)]
     places = [
         (queue, int(units[queue]["physical_offset"][at]))
-        for queue in _some(wanted, _MOST_FRAMES // 2)
+        for queue in _some(chosen, _MOST_FRAMES // 2)
         for at in (0, -1)
         if len(units[queue])
     ]
-    places += _first_in_files(_some(layout.commit_log.files, _MOST_FRAMES), units)
+    places += _first_in_files(_some(files, _MOST_FRAMES), units)
     log = CommitLog(layout)
     for queue, offset in dict.fromkeys(places):
         found = log.outcome_at(offset, check_crc=False)
         if isinstance(found, Frame) and not _belongs(found, queue):
             return False
     return True
+
+
+def _between(units: Units, start: int, stop: int) -> Units:
+    first, end = np.searchsorted(units["physical_offset"], (start, stop)).tolist()
+    return units[first:end]
 
 
 def _belongs(frame: Frame, queue: ConsumeQueue) -> bool:

@@ -443,6 +443,8 @@ class ConsumeQueue(FileQueue):
         if not self.files or offset * UNIT_SIZE < self.files[0].base:
             return  # Retention has deleted the earlier files.
         file = self.sequence.at(offset * UNIT_SIZE)
+        if file is not None and self._reader.view(file.path) is None:
+            return  # A live broker's retention has deleted the file since the files were listed.
         path = f"{CONSUME_QUEUE}/{self.topic}/{self.queue_id}" if file is None else file.path
         warn_of_missing(self._layout.filesystem.full_path(path), offset)
 

@@ -11,7 +11,7 @@ other queues.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -342,12 +342,18 @@ class _QueuePlanner:
         units = {queue: self._units(queue) for queue in self.queues}
         if any(not _is_ordered(found) for found in units.values()):
             return None
-        gaps = self._gaps([u for u in units.values() if len(u)])
-        if gaps is None:
+        if (gaps := self._gaps([u for u in units.values() if len(u)])) is None:
             return None
-        chosen = [q for q in self.queues if wanted.takes_queue(q.topic, q.queue_id)]
-        if not do_queues_fit(self.layout, units, chosen):
-            return None
+        parts = self._cheaper_parts(units, gaps, min_parts)
+        # Check the frames last, because in a remote store the read of each frame takes a request.
+        fits = parts is not None and do_queues_fit(self.layout, units, wanted, self.range)
+        return parts if fits else None
+
+    def _cheaper_parts(
+        self, units: Mapping[ConsumeQueue, Units], gaps: list[LogSplit], min_parts: int
+    ) -> list[Part] | None:
+        """Return the parts of a plan that uses queues or the index, if a walk costs more."""
+        wanted = self.selection.wanted
         cost = int((self.range[1] - self.range[0]) * WORTHWHILE)
         if wanted.keys is not None:
             found = self._by_index()

@@ -34,6 +34,7 @@ from logquarry.log.store_files import (
     shown_sizes,
     size_of,
 )
+from logquarry.log.walk import BlankSpan, LogReader
 from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.features import other_queues
@@ -225,8 +226,8 @@ def _is_cut_short(layout: StoreLayout, lasts: LastEntries | None) -> bool:
     """Whether the only file of the log is shorter than its writer made it.
 
     The last bytes of a whole log file are zeros or a blank. Other bytes alone are no proof, because
-    after a blank old bytes can follow. So a queue must also point to a message that would not end
-    in the file.
+    a blank can contain old bytes. So a queue must also point to a message that would not end in the
+    file, and no blank may fill the rest of the file: then later files are missing.
     """
     log = layout.commit_log
     if len(log.files) != 1 or log.has_heads:
@@ -243,7 +244,11 @@ def _is_cut_short(layout: StoreLayout, lasts: LastEntries | None) -> bool:
         return False
     queues = None if lasts is None else list(lasts)
     furthest = next(iter(last_entries(layout, queues, lasts)), None)
-    return furthest is not None and furthest.end > file.base + stop
+    if furthest is None or furthest.end <= file.base + stop:
+        return False
+    # This walk over the file is rarely necessary, and reads no bodies.
+    events = LogReader(layout, check_crc=False).events(file.base)
+    return not any(isinstance(event, BlankSpan) for event in events)
 
 
 def _common_size(queues: list[FileSequence], entry_size: int) -> int:

@@ -377,6 +377,18 @@ def test_no_warning_if_all_messages_of_a_queue_have_expired(
     assert not caplog.messages
 
 
+def test_no_warning_if_retention_deletes_queue_files_during_a_read(
+    store_of_25: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with MessageStore.open(store_of_25) as store:
+        assert numbers(store, 0) == (FOUND, list(range(10)), 10)
+        for base in (0, 200):
+            (store_of_25 / f"consumequeue/orders/0/{base:020d}").unlink()
+        assert numbers(store, 10) == (GetMessageStatus.OFFSET_FOUND_NULL, [], 20)
+        assert numbers(store, 20) == (FOUND, list(range(20, 25)), 25)
+    assert not caplog.messages
+
+
 # ------------------------------------------------------------------------------- single frames
 def frames_of_all_kinds() -> list[frame.Frame]:
     base = StoreMaker().put(

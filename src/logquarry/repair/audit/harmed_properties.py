@@ -54,7 +54,7 @@ class HarmedProperties:
                 is_own &= (there["size"] == wanted["size"]) & ~same_entries(there, wanted, rule)
                 self._places.append(wanted["physical_offset"][is_own].astype(np.int64))
 
-    def finish(self, log_end: int, lost: Iterable[Span]) -> list[int]:
+    def finish(self, log_end: int, lost: Iterable[Span]) -> Int64:
         """Return the physical offsets of the frames that contradict an entry.
 
         Args:
@@ -62,5 +62,4 @@ class HarmedProperties:
             lost: the parts of the log whose index entries do not count.
         """
         self._places.append(self._index.contradicted(log_end, SpanSet(lost)))
-        found: list[int] = np.unique(np.concatenate(self._places)).tolist()
-        return found
+        return np.unique(np.concatenate(self._places))

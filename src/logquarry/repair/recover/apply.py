@@ -299,7 +299,9 @@ class _Work:
         bridged = {
             self._entry_at(queue.key, 0)[0].parent: queue for queue in plan.queues if queue.bridges
         }
-        for step in plan.steps:
+        # Move index files first: perhaps only the queues show that the log has other messages than
+        # the index. After an interruption, the next recovery must still find this.
+        for step in sorted(plan.steps, key=lambda step: (root / step.file).parent != root / INDEX):
             path = root / step.file
             if step.file == plan.rocksdb or step.file in plan.misnamed:
                 # An earlier step has moved the misnamed file. Another file may have its name now.

@@ -418,7 +418,7 @@ class _Planner:
         # A key's hash contains the topic: the entry of a frame with a harmed topic is right.
         harmed = [Span(place, 1) for place in (*plan.right_queues, *(s.offset for s in plan.lost))]
         found = self._properties.finish(log_end, [*plan.lost, *harmed])
-        plan.contradicted = [place for place in found if places.of(np.array([place]))[0] >= 0]
+        plan.contradicted = found[places.of(found) >= 0].tolist()
         gaps = {key: story.gaps for key, story in plan.queues.items()}
         for (topic, _), ranges in losses.lost_by_queue(plan.lost, gaps).items():
             count = sum(stop - start for start, stop in ranges)

@@ -19,6 +19,7 @@ from logquarry.repair.recover.plan import RecoveryMode
 from logquarry.repair.salvage.salvage import salvage_store
 from logquarry.repair.verification import verify_store
 from logquarry.store.message_store import StoreWriter
+from tests.helpers.failing_disk import StoppedDisk
 from tests.helpers.small_store import config, opened
 
 COUNT = 200
@@ -245,3 +246,33 @@ def test_the_index_is_built_again_from_a_replaced_file_on(tmp_path: Path) -> Non
         keys = [m.keys for m in store.scan()]
         assert {"store0", "store99", "other40"} < set(keys)
         assert [[m.keys for m in store.query("t", str(key))] for key in keys] == [[k] for k in keys]
+
+
+def test_the_index_is_built_again_after_an_interrupted_recovery(tmp_path: Path) -> None:
+    """Only the queue that the recovery sets aside shows that the keys are wrong."""
+    settings = config(max_index_num=66, max_hash_slot_num=5)
+    for name, size in (("store", 500), ("other", 530)):
+        with StoreWriter.start(tmp_path / name, config=settings) as store:
+            for number in range(70):
+                topic = "early" if number < 25 else "late"
+                store.put(lq.Message(topic, bytes(size), keys=f"{name}{number}"))
+    second = sorted((tmp_path / "store" / "commitlog").iterdir())[1]
+    shutil.copyfile(tmp_path / "other" / "commitlog" / second.name, second)
+    whole = StoppedDisk()
+    shutil.copytree(tmp_path / "store", tmp_path / "whole")
+    lq.recover(tmp_path / "whole", apply=True, accept_loss=1 << 40, disk=whole, config=settings)
+    renames = [number for number, name in enumerate(whole.order) if name == "rename"]
+    assert len(renames) > 2
+    for number in renames:
+        copy = tmp_path / f"copy{number}"
+        shutil.copytree(tmp_path / "store", copy)
+        stopped = StoppedDisk(number)
+        with pytest.raises(KeyboardInterrupt):
+            lq.recover(copy, apply=True, accept_loss=1 << 40, disk=stopped, config=settings)
+        lq.recover(copy, apply=True, accept_loss=1 << 40, config=settings)
+        with lq.MessageStore.open(copy, config=settings) as reader:
+            messages = list(reader.scan())
+            assert {"other25", "store69"} < {message.keys for message in messages}
+            for message in messages:
+                found = reader.query(message.topic, str(message.keys))
+                assert [one.keys for one in found] == [message.keys]

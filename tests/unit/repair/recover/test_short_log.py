@@ -10,6 +10,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.read import store_sizes
+from tests.helpers.files import overwrite
 from tests.helpers.small_store import opened
 
 SIZE = 1 << 16
@@ -48,7 +49,10 @@ def test_other_bytes(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert (root / LOG).stat().st_size == SIZE
 
 
-def test_a_whole_file_shows_the_size(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("end", [b"", b"old"], ids=["zeros in the blank", "old bytes in the blank"])
+def test_a_whole_file_shows_the_size(
+    root: Path, end: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     """Also if it is full, and the next file is missing."""
     shutil.rmtree(root)
     with opened(root, mapped_file_size_commit_log=1_024) as store:
@@ -57,6 +61,7 @@ def test_a_whole_file_shows_the_size(root: Path, caplog: pytest.LogCaptureFixtur
     shutil.rmtree(root / ".logquarry")
     for path in sorted((root / "commitlog").iterdir())[1:]:
         path.unlink()
+    overwrite(root / LOG, 1_024 - len(end), end)
     lq.recover(root, apply=True, accept_loss=1 << 20)
     with lq.MessageStore.open(root, mode="rw") as store:
         assert store.config.mapped_file_size_commit_log == 1_024
