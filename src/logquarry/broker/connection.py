@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
 from logquarry.broker.acl import Account
+from logquarry.broker.file_room import is_near_limit
 from logquarry.broker.options import address_text
 from logquarry.broker.sparing_log import SparingLog, line_of
 from logquarry.broker.unread import UnreadAnswers
@@ -451,14 +452,15 @@ class Handshake(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See :class:`asyncio.Protocol`."""
         transport = cast(asyncio.Transport, transport)
-        if len(self._server.handshakes) >= _MOST_HANDSHAKES:
+        found = transport.get_extra_info("socket")
+        is_full = len(self._server.handshakes) >= _MOST_HANDSHAKES
+        if is_full or is_near_limit(found.fileno()):
             _violations.warning("too many TLS handshakes: a client is disconnected")
             transport.abort()
             return
         # The handshake needs the first bytes of the client. uvloop reads them even after
         # pause_reading, so start_tls would not receive them. So close this transport, and let a
         # second one take over the socket.
-        found = transport.get_extra_info("socket")
         taken = socket.fromfd(found.fileno(), found.family, found.type)
         taken.setblocking(False)
         transport.abort()

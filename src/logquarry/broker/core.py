@@ -200,7 +200,7 @@ class Core:
         address: the broker's address (host:port), which clients learn from the name server.
         host: the broker's address and port, in the binary form of the hosts in a frame.
         buffered_bytes: number of received bytes of incomplete frames, of all connections.
-        new_queues: the queues to which the broker has put messages since its start.
+        new_queues: the queues whose files are open, and the new queues.
         unread_answers: the answers that clients have not read yet, of all connections.
     """
 

@@ -109,7 +109,9 @@ def test_answers_that_a_client_does_not_read_count(
         size = 4_000_000
         broker.store.put(lq.Message("t", bytes(size)))
         fields = {"topic": "t", "key": "", "offset": "0"}
-        question = encode(RemotingCommand(code=RequestCode.VIEW_MESSAGE_BY_ID, opaque=7, ext_fields=fields))
+        question = encode(
+            RemotingCommand(code=RequestCode.VIEW_MESSAGE_BY_ID, opaque=7, ext_fields=fields)
+        )
         with socket.socket() as plain:
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             plain.settimeout(PATIENCE_SECONDS)
