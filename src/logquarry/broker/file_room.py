@@ -24,9 +24,9 @@ _FILES_OF_QUEUE: Final = 2
 
 
 def is_near_limit(number: int) -> bool:
-    """Whether the number of an open file is in the last eighth of the numbers that are allowed."""
-    # A new file gets the lowest free number. So if such a file is closed at once, an eighth of the
-    # numbers stays free for the store.
+    """Whether the number of an open file is in the last eighth of the allowed numbers."""
+    # A new file gets the lowest free number. So if the broker closes each socket with such a number
+    # at once, connections take no number in the last eighth: the store can use them.
     return number > file_limit() // 8 * 7
 
 

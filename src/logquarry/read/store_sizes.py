@@ -224,8 +224,8 @@ def _inferred_log_size(layout: StoreLayout, lasts: LastEntries | None) -> int | 
 def _is_cut_short(layout: StoreLayout, lasts: LastEntries | None) -> bool:
     """Whether the only file of the log is shorter than its writer made it.
 
-    The last bytes of a whole log file are zeros or a blank. Other bytes alone are no proof, because
-    after a blank old bytes can follow. So a queue must also point to a message that would not end
+    The last bytes of a whole log file are zeros or a blank. Other bytes alone prove nothing,
+    because old bytes can follow a blank. So a queue must also point to a message whose end is not
     in the file.
     """
     log = layout.commit_log
