@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
 from logquarry.broker.acl import Account
+from logquarry.broker.file_room import is_near_limit
 from logquarry.broker.options import address_text
 from logquarry.broker.sparing_log import SparingLog, line_of
 from logquarry.broker.unread import UnreadAnswers
@@ -36,6 +37,10 @@ _failures, _violations = SparingLog(logger), SparingLog(logger)
 
 _WRITE_LIMIT: Final = 1 << 20
 """If more bytes than this wait to be sent to a client, the broker stops reading its requests."""
+_TLS_PIECE: Final = 64 << 10
+"""Maximum number of bytes that are encrypted at once. Encrypted bytes that wait to be sent are not
+in the transport's count, so the next piece must wait until the client has read them.
+"""
 _MOST_PENDING: Final = 2_048
 """Maximum number of requests of one connection that are in progress. Long polls do not count."""
 _MOST_BUFFERED: Final = 1 << 30
@@ -144,6 +149,7 @@ class Connection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._transport: asyncio.Transport | None = None
+        self._has_tls = False
         self._buffered = 0
         self.pending = 0
         self._is_stopped = False
@@ -164,6 +170,7 @@ class Connection(asyncio.Protocol):
         # The cast is necessary because uvloop's transports do not inherit from asyncio's.
         transport = self._transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(_WRITE_LIMIT)
+        self._has_tls = transport.get_extra_info("sslcontext") is not None
         found = transport.get_extra_info("socket")
         if found is not None:
             self.file = found.fileno()
@@ -355,7 +362,10 @@ class Connection(asyncio.Protocol):
             # The first call records that the client has read the answers of the last flush.
             note = self._server.unread_answers.note
             note(self, self.unread())
-            transport.write(b"".join(self._out))
+            data = b"".join(self._out)
+            piece = _TLS_PIECE if self._has_tls else len(data)
+            for start in range(0, len(data), piece):
+                transport.write(data[start : start + piece])
             note(self, self.unread())
         self._out.clear()
         self._out_bytes = 0
@@ -442,14 +452,15 @@ class Handshake(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See :class:`asyncio.Protocol`."""
         transport = cast(asyncio.Transport, transport)
-        if len(self._server.handshakes) >= _MOST_HANDSHAKES:
+        found = transport.get_extra_info("socket")
+        is_full = len(self._server.handshakes) >= _MOST_HANDSHAKES
+        if is_full or is_near_limit(found.fileno()):
             _violations.warning("too many TLS handshakes: a client is disconnected")
             transport.abort()
             return
         # The handshake needs the first bytes of the client. uvloop reads them even after
         # pause_reading, so start_tls would not receive them. So close this transport, and let a
         # second one take over the socket.
-        found = transport.get_extra_info("socket")
         taken = socket.fromfd(found.fileno(), found.family, found.type)
         taken.setblocking(False)
         transport.abort()

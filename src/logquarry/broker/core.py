@@ -200,7 +200,7 @@ class Core:
         address: the broker's address (host:port), which clients learn from the name server.
         host: the broker's address and port, in the binary form of the hosts in a frame.
         buffered_bytes: number of received bytes of incomplete frames, of all connections.
-        new_queues: the queues to which the broker has put messages since its start.
+        new_queues: the queues whose files are open, and the new queues.
         unread_answers: the answers that clients have not read yet, of all connections.
     """
 
@@ -316,8 +316,8 @@ class Part:
     async def reply_large(self, request: Request, make: Callable[[], str]) -> None:
         """Answer with a text that takes long to make; the thread for slow calls makes it.
 
-        As in Java, a surrogate without its pair becomes a question mark. The answers are made one
-        at a time, and none while the client does not read its earlier answers.
+        As in Java, a surrogate without its pair becomes a question mark. The thread makes one such
+        answer at a time, and none for a client that does not read its earlier answers.
         """
         connection = request.connection
         while connection.is_open:
@@ -372,10 +372,10 @@ class Port:
         self.port = 0
         # Each of the broker's three ports may use at most a quarter of the files and sockets that
         # the process may have open. The store needs the rest: without it, puts and the dispatch
-        # into queues and index would fail. For the same reason, a socket must not have a number
-        # near the limit (opened).
+        # into queues and index would fail. For the same reason, :meth:`opened` closes a socket with
+        # a number near the limit.
         self._most_connections = min(core.options.max_connections, file_limit() // 4)
-        # The event loop can accept this many connections before it calls opened() for the first.
+        # The event loop can accept this many connections before it calls opened() for one of them.
         self._backlog = min(_BACKLOG, file_limit() // 32 + 1)
 
     async def listen(self, port: int, option: str) -> None:

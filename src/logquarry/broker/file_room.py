@@ -8,6 +8,8 @@ refuse all messages until its next opening.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from logquarry.protocol.remoting_codes import Refused, ResponseCode
@@ -16,22 +18,35 @@ from logquarry.text import counted
 
 QueueKey = tuple[str, int]
 
+_OPEN_FILES: Final = Path("/proc/self/fd")
 _FILES_OF_QUEUE: Final = 2
 """A queue with one file has at most this many open files."""
 
 
 def is_near_limit(number: int) -> bool:
-    """Whether the number of an open file is in the last eighth of the numbers that are allowed."""
-    # A new file gets the lowest free number. So if such a file is closed at once, an eighth of the
-    # numbers stays free for the store.
+    """Whether the number of an open file is in the last eighth of the allowed numbers."""
+    # A new file gets the lowest free number. So if the broker closes each socket with such a number
+    # at once, connections take no number in the last eighth: the store can use them.
     return number > file_limit() // 8 * 7
 
 
-def _next_number() -> int:
-    """Return the number that the system would give to the next file; the limit if it gives none.
+def _open_files() -> int:
+    """Count the open files of this process.
 
-    This is the lowest free number, so at least as many files are open.
+    Before Linux 6.2, and on other systems, the result is the lowest free number. It is too low if
+    files with lower numbers were closed.
     """
+    # The size is 0 before Linux 6.2. A list of the folder would show the number too, but takes
+    # milliseconds if thousands of files are open.
+    with suppress(OSError):
+        count = _OPEN_FILES.stat().st_size
+        if count:
+            return count
+    return _next_number()
+
+
+def _next_number() -> int:
+    """Return the number that the system would give to the next file; the limit if it gives none."""
     try:
         descriptor = os.open(os.devnull, os.O_RDONLY)
     except OSError:
@@ -41,7 +56,7 @@ def _next_number() -> int:
 
 
 class NewQueues:
-    """The queues to which the broker has put messages since its start.
+    """The queues whose files are open, and the new queues whose files will soon be opened.
 
     Only the event loop uses this object.
     """
@@ -49,7 +64,9 @@ class NewQueues:
     def __init__(self) -> None:
         self._known: set[QueueKey] = set()
         self._awaited: set[QueueKey] = set()
-        """New queues whose first message the dispatcher has not reported yet."""
+        """New queues to which a message was sent, but whose files are not open yet. This can take
+        hours: until a delayed message is delivered, or until a transaction is committed.
+        """
 
     def require_room(self, topic: str, queue_id: int) -> None:
         """Raise Refused for a new queue if three quarters of the files are open.
@@ -60,19 +77,18 @@ class NewQueues:
         if key in self._known or key in self._awaited:
             return
         most = file_limit()
-        if _next_number() + _FILES_OF_QUEUE * (len(self._awaited) + 1) > most * 3 // 4:
+        if _open_files() + _FILES_OF_QUEUE * (len(self._awaited) + 1) > most * 3 // 4:
             raise Refused(
-                f"the message for queue {queue_id} of {topic[:200]!r} is refused, because the "
-                "broker can open too few files for another queue: it may open "
-                f"{counted(most, 'file')} (ulimit -n), and already uses "
-                f"{counted(len(self._known) + len(self._awaited), 'queue')}. Raise the limit, or "
-                "use fewer queues",
+                f"the message for queue {queue_id} of {topic[:200]!r} is refused: a new queue "
+                f"needs open files, and the broker may have {counted(most, 'open file')} (ulimit "
+                f"-n). It has {counted(len(self._known) + len(self._awaited), 'queue')} in use. "
+                "Raise the limit, or use fewer queues",
                 ResponseCode.NO_PERMISSION,
             )
         self._awaited.add(key)
 
-    def arrived(self, key: QueueKey) -> None:
-        """Record that the dispatcher has opened the files of a queue."""
+    def opened(self, key: QueueKey) -> None:
+        """Record that the files of a queue are open: after a dispatch to it, or a read of it."""
         if key not in self._known:
             self._known.add(key)
             self._awaited.discard(key)

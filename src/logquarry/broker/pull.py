@@ -259,6 +259,8 @@ class Pulling(Part):
         # in the result.
         end = max(self.bounds_of(pull.key)[1], result.max_offset)
         self._ends[pull.key] = result.min_offset, end
+        if result.max_offset:
+            self._core.new_queues.opened(pull.key)
         now = self._core.loop.time()
         is_patient = pull.deadline > now and not self._is_closing
         if result.status is _S.NO_MATCHED_MESSAGE and pull.was_held and is_patient:
@@ -368,7 +370,7 @@ class Pulling(Part):
     def _take_arrival(self, arrival: MessageArrival) -> None:
         self._core.tables.note_message(arrival.topic, arrival.queue_id)
         key = arrival[:2]
-        self._core.new_queues.arrived(key)
+        self._core.new_queues.opened(key)
         if key in self._held and arrival.tags_codes is not None:
             self._skip(key, arrival, arrival.tags_codes)
         self.arrived(key, arrival.next_offset)

@@ -136,9 +136,7 @@ class Sending(Part):
     def _appended(self, puts: list[_Put], results: Any, error: BaseException | None) -> None:
         for (request, message, _), result in zip(puts, results or (), strict=False):
             if isinstance(result, BaseException):
-                self._core.new_queues.failed(message.topic, message.queue_id)
-                self._done(request)
-                request.fail(refusal_of(result))
+                self._failed(request, message, result)
             elif result.done():
                 self._answer(request, message, result)
             else:
@@ -146,21 +144,25 @@ class Sending(Part):
                 # the event loop only once for all of them.
                 result.add_done_callback(partial(self._settle, request, message))
         if error is not None:
-            for request, _, _ in puts:
-                self._done(request)
-                request.fail(error)
+            for request, message, _ in puts:
+                self._failed(request, message, error)
 
     def _settle(self, request: Request, message: Message, future: PutFuture) -> None:
         self._settled.post((request, message, future))
 
     def _answer(self, request: Request, message: Message, future: PutFuture) -> None:
-        self._done(request)
         try:
             result = future.result()
         except LogquarryError as error:
-            request.fail(refusal_of(error))
+            self._failed(request, message, error)
         else:
+            self._done(request)
             self._succeeded(request, message, result)
+
+    def _failed(self, request: Request, message: Message, error: BaseException) -> None:
+        self._core.new_queues.failed(message.topic, message.queue_id)
+        self._done(request)
+        request.fail(refusal_of(error))
 
     def _done(self, request: Request) -> None:
         self._waiting -= 1
@@ -427,10 +429,10 @@ class Retrying(Part):
         if core.tables.topic(back.topic) is None:
             core.create_topic(back.topic, 1)
         core.new_queues.require_room(back.topic, back.queue_id)
-        future = await core.lanes.puts.run(partial(writer.put_async, back))
         try:
-            await future
+            await (await core.lanes.puts.run(partial(writer.put_async, back)))
         except LogquarryError as error:
+            core.new_queues.failed(back.topic, back.queue_id)
             raise refusal_of(error) from error
         # RETRY_TOPIC is the topic from which the message was first delivered. Count only topics
         # that exist: a producer can write any text there, and the counts are never deleted.

@@ -31,15 +31,15 @@ class UnreadAnswers:
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
-        # In the order in which the connections began to have unread answers.
+        # In the order in which the clients last read answers, or began to have unread ones.
         self._bytes: dict[Sender, int] = {}
         self._total = 0
 
     def note(self, sender: Sender, count: int) -> None:
         """Record the unread bytes of a connection.
 
-        If all connections together have too many, close those that have had unread answers for the
-        longest time.
+        If all connections together have too many, close those whose clients have read nothing for
+        the longest time.
         """
         self._set(sender, count)
         if self._total > self._most:
@@ -47,11 +47,14 @@ class UnreadAnswers:
 
     def _set(self, sender: Sender, count: int) -> None:
         old = self._bytes.get(sender, 0)
+        if count < old:
+            # The client has read answers. If it still has unread ones, add it again at the end, so
+            # that a client with a slow link is not closed before a client that reads nothing.
+            del self._bytes[sender]
         if count > _COUNTED_FROM:
             self._bytes[sender] = count
             self._total += count - old
-        elif old:
-            del self._bytes[sender]
+        else:
             self._total -= old
 
     def _reduce(self) -> None:

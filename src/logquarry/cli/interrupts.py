@@ -79,7 +79,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 def _unraisable(unraisable: Any, /) -> None:
     # Python calls this hook for an exception that it cannot raise, for example in a destructor.
-    # A lost SIGHUP is raised again as SIGTERM: the handler of SIGHUP raises only once.
+    # The handler of SIGHUP raises only once. So for a lost SIGHUP, send SIGTERM.
     for lost, number in ((KeyboardInterrupt, signal.SIGINT), (Terminated, signal.SIGTERM)):
         if unraisable.exc_type is lost:
             # Raise the lost exception again. Python would ignore it here too, so another thread

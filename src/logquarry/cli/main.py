@@ -94,7 +94,7 @@ class _Commands(click.Group):
                 name = (error.name or "").partition(".")[0]
                 if name in ("", "logquarry") or name in sys.stdlib_module_names:
                     raise
-                # pip has not installed a package that is not optional, or it was removed later.
+                # A required package is missing: pip did not install it, or a user removed it.
                 output.error(
                     f"the command needs {name}, which is not installed: pip install {name}"
                 )

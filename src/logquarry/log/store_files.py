@@ -300,8 +300,8 @@ def _is_queue_id(name: str) -> bool:
 
 
 # ------------------------------------------------------------------------------------ broken links
-# A store without the target of a link, such as a disk that is not mounted, looks like a store whose
-# messages are missing or expired.
+# If the target of a link is missing, for example because a disk is not mounted, the store looks
+# like a store whose messages are missing or expired.
 class BrokenLink(StoreNotFound):
     """A folder or file of a store is a link to a path that does not exist."""
 
@@ -320,7 +320,7 @@ def require_queue_links(
     filesystem: FileSystem, topic: str, queue_id: int, files: Iterable[StoreFile] = ()
 ) -> None:
     """Raise BrokenLink if a queue's folder or one of its listed files is a broken link, and
-    StoreNotFound if one of ``files`` is a pipe or the like.
+    StoreNotFound if one of ``files`` is not a regular file, for example a pipe.
     """
     for file in files:
         # The list of files has such a path as an empty file.

@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 @lru_cache(256)
 def _logged(about: str) -> list[str]:
-    """Return the list with the warning about something; the list is empty before the warning."""
+    """Return a list with the warning that was logged about a thing; empty if none was logged."""
     return []
 
 

@@ -126,8 +126,8 @@ _MOST_NAMES: Final = 5
 
 def warn_of_unknown_topics(layouts: Sequence[StoreLayout], wanted: MessageFilter) -> None:
     """Log a warning for each topic in the filter that no store has, and for a topic pattern that no
-    topic matches. The topics of queue ranges count too: with a misspelled topic, the read ignores
-    the range.
+    topic matches. Also check the topics of queue ranges, because the read ignores a range whose
+    topic is misspelled.
 
     There is no warning if the topics of a store cannot be listed. An unknown topic is no error,
     because the log may have messages of the topic that were not dispatched to a queue yet.

@@ -273,9 +273,9 @@ class CommitLog:
         """Return why a read did not find the message to which a queue entry points: the error of
         :meth:`missing_file`, or damage to the entry or to the log; None if there is no damage.
 
-        Log a warning if the message is lost, but the lost part of the log may be its end: if the
-        file is missing or short although the log has an earlier file, or if the log ends before the
-        message. Return None without a warning if the message has expired.
+        If the message is lost, but is not in a damaged part of the log, log a warning and return
+        None. In this case the log file is missing or too short, or the log ends before the message.
+        If the message has expired, return None without a warning.
         """
         error, file = self.missing_file(offset), self.files.at(offset)
         if error is not None:
@@ -305,8 +305,9 @@ class CommitLog:
         return None
 
     def end_of_lost_file(self, offset: int) -> int | None:
-        """Return where the log file for an offset ends, if the file is not after the last file, and
-        does not have this offset, because it is missing or short; else None.
+        """Return the end of the log file for an offset, if this file is missing or too short.
+
+        Return None if the log has the offset, or if the offset is after the last file.
         """
         whole = max(1, self.files.file_size)
         if offset >= self.files.end or self.frame_at(offset, 1) is not None:

@@ -21,7 +21,7 @@ from logquarry.read.queue import ConsumeQueue, Units
 
 T = TypeVar("T")
 _MOST_FRAMES: Final = 32
-"""Maximum number of frames that a check reads of the wanted queues, and of the starts of files."""
+"""Maximum number of frames that a check reads for the wanted queues, and for the log files."""
 
 
 def do_queues_fit(

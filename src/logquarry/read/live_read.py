@@ -36,7 +36,7 @@ _Files = tuple[tuple[int, ...], int, int]
 
 
 class ServedLog(Protocol):
-    """What the delivery and the checks use of an open store: its log and its queues."""
+    """The log and the queues of an open store, for the delivery and the transaction checks."""
 
     def queue_ids(self, topic: str) -> Iterable[int]:
         """Return the queue ids of a topic."""

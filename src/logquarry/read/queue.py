@@ -113,7 +113,7 @@ class Queue(ABC):
         """
 
     def warn_of_gap(self, offset: int) -> None:  # noqa: B027
-        """Warn, if the queue is in files, that a message without an entry is left out."""
+        """If the queue is in files, warn that the reader leaves out a message without an entry."""
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, Records]]:
         """Yield the same entries as :meth:`runs`, with all stored fields."""
@@ -449,7 +449,7 @@ class ConsumeQueue(FileQueue):
         warn_of_missing(self._layout.filesystem.full_path(path), offset)
 
     def warn_of_lost_end(self) -> None:
-        """Warn if entries follow soon after the queue's end: then a lost page made this end."""
+        """Warn if entries follow shortly after the queue's end: a page before them was lost."""
         index, count = self._tail_position()
         if not self.files or self._checked == (index, count) or self._layout.cut_end is not None:
             return
@@ -458,7 +458,8 @@ class ConsumeQueue(FileQueue):
             index, count = index + 1, 0
         stop = min(count + _FIRST_CHUNK, self._room(index))
         has_later = is_written(self._read_units(index, count + 1, stop)).any()
-        # A broker may write entries now, in this order. So read the first entry after the others.
+        # A running broker writes entries in ascending order. So read the first entry after the
+        # later ones: if it is still missing, it was lost.
         if has_later and not is_written(self._read_units(index, count, count + 1)).any():
             self.warn_of_gap(self.files[index].base // UNIT_SIZE + count)
 

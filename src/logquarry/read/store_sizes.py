@@ -225,9 +225,9 @@ def _inferred_log_size(layout: StoreLayout, lasts: LastEntries | None) -> int | 
 def _is_cut_short(layout: StoreLayout, lasts: LastEntries | None) -> bool:
     """Whether the only file of the log is shorter than its writer made it.
 
-    The last bytes of a whole log file are zeros or a blank. Other bytes alone are no proof, because
-    a blank can contain old bytes. So a queue must also point to a message that would not end in the
-    file, and no blank may fill the rest of the file: then later files are missing.
+    The last bytes of a whole log file are zeros or a blank. Other bytes alone prove nothing,
+    because old bytes can follow a blank. So a queue must also point to a message whose end is not
+    in the file, and no blank may fill the rest of the file: then only later files are missing.
     """
     log = layout.commit_log
     if len(log.files) != 1 or log.has_heads:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+import os
+import ssl
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
-from logquarry.broker import Broker, core, file_room
+from logquarry.broker import Broker, BrokerOptions, core, file_room
 from logquarry.broker.file_room import NewQueues, is_near_limit
 from logquarry.broker.sparing_log import SparingLog
+from logquarry.errors import StoreUnavailable
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from tests.helpers.broker_client import Client, arrived, messages_of, play
+from tests.helpers.replication import make_certificate
 
 
 def test_new_queues_are_refused_before_all_files_are_open(
@@ -23,7 +27,7 @@ def test_new_queues_are_refused_before_all_files_are_open(
         assert (await client.send("t0")).code == 0
         await arrived(client, "t0")
         # Ten more files, with a margin for files that the store opens meanwhile.
-        limit = (file_room._next_number() + 10) * 4 // 3
+        limit = (file_room._open_files() + 10) * 4 // 3
         monkeypatch.setattr(file_room, "file_limit", lambda: limit)
         answers = await asyncio.gather(*(client.send(f"t{number}") for number in range(1, 30)))
         refused = [answer for answer in answers if answer.code]
@@ -49,17 +53,92 @@ def test_new_queues_are_refused_before_all_files_are_open(
 
 def test_a_refused_message_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_room, "file_limit", lambda: 100)
-    monkeypatch.setattr(file_room, "_next_number", lambda: 71)
+    monkeypatch.setattr(file_room, "_open_files", lambda: 71)
     queues = NewQueues()
     queues.require_room("t", 0)
     queues.require_room("t", 1)
-    with pytest.raises(Refused, match=r"100 files .*already uses 2 queues"):
+    with pytest.raises(Refused, match=r"100 open files .*has 2 queues in use"):
         queues.require_room("t", 2)
     queues.failed("t", 1)
     queues.require_room("t", 2)
-    queues.arrived(("t", 2))
+    queues.opened(("t", 2))
     queues.require_room("t", 2)
     queues.require_room("t", 3)
+
+
+def test_open_files_with_higher_numbers_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = file_room._open_files()
+    with ExitStack() as opened:
+        files = [opened.enter_context((tmp_path / str(n)).open("w")) for n in range(50)]
+        files[0].close()
+        if Path("/proc/self/fd").stat().st_size:
+            assert file_room._open_files() == before + 49
+        assert file_room._next_number() < before + 10
+    # Before Linux 6.2, the size is 0.
+    monkeypatch.setattr(Path, "stat", lambda _: os.stat_result([0] * 10))
+    assert file_room._open_files() == file_room._next_number()
+
+
+def test_a_rejected_message_takes_no_room(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        queues = broker.core.new_queues
+        assert (await client.send("t", bytes(5 << 20))).code == ResponseCode.MESSAGE_ILLEGAL
+        assert not queues._awaited
+        await client.send("t")
+        await arrived(client, "t")
+        message = messages_of(await client.pull("t"))[0]
+        fields = {"group": "g", "offset": message.physical_offset, "delayLevel": 0}
+
+        def fail(message: object) -> None:
+            raise StoreUnavailable("the disk is full")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(broker.core.writer, "put_async", fail)
+            assert (await client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields)).code
+        assert not queues._awaited
+
+    play(scenario, tmp_path / "s")
+
+
+def test_a_queue_that_a_consumer_reads_needs_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart, its files are open before its next message."""
+
+    async def put(broker: Broker, client: Client) -> None:
+        for topic in "t", "u":
+            await client.send(topic)
+            await arrived(client, topic)
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        assert messages_of(await client.pull("t"))
+        monkeypatch.setattr(file_room, "file_limit", lambda: 8)
+        assert (await client.send("u")).code == ResponseCode.NO_PERMISSION
+        assert (await client.send("t")).code == 0
+
+    play(put, tmp_path / "s")
+    play(scenario, tmp_path / "s")
+
+
+def test_handshakes_leave_files_to_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = make_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    async def scenario() -> None:
+        async with Broker(tmp_path / "s", options=BrokerOptions(tls=context)) as broker:
+            monkeypatch.setattr(file_room, "file_limit", lambda: 8)
+            host, _, port = broker.address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            with suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 5) == b""
+            writer.close()
+
+    asyncio.run(scenario())
 
 
 def test_connections_leave_files_to_the_store(

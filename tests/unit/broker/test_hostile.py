@@ -14,6 +14,7 @@ import pytest
 
 from logquarry.broker import Broker, connection
 from logquarry.broker import broker as module
+from logquarry.broker.unread import UnreadAnswers
 from logquarry.protocol import remoting
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
@@ -173,6 +174,32 @@ def test_answers_that_clients_do_not_read_are_limited(
         assert core.unread_answers._total == 0 and not core.unread_answers._bytes
 
     play(scenario, tmp_path / "s")
+
+
+def test_a_client_that_reads_slowly_is_closed_last() -> None:
+    class Peer:
+        def __init__(self, address: str) -> None:
+            self.address, self.count, self.is_closed = address, 0, False
+
+        def unread(self) -> int:
+            return self.count
+
+        def abort(self) -> None:
+            self.is_closed = True
+
+    answers = UnreadAnswers(1_000_000)
+    slow, idle, last = (Peer(name) for name in ("slow", "idle", "last"))
+    for peer in slow, idle:
+        peer.count = 400_000
+        answers.note(peer, peer.count)
+    # The slow client has read some bytes since its last note.
+    slow.count = 300_000
+    last.count = 500_000
+    answers.note(last, last.count)
+    assert idle.is_closed and not slow.is_closed and not last.is_closed
+    for peer in slow, last:
+        answers.note(peer, 0)
+    assert answers._total == 0 and not answers._bytes
 
 
 def test_large_answers_to_requests_of_one_segment_do_not_pile_up(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ import asyncio
 import socket
 import ssl
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+import logquarry as lq
 from logquarry.broker import Broker, BrokerOptions, background
 from logquarry.broker.acl import AccessControl, Account, sign
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader, encode
@@ -88,3 +90,44 @@ def test_accounts_behind_tls(tmp_path: Path) -> None:
             await client.close()
 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_answers_that_a_client_does_not_read_count(
+    loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the layer below TLS keeps the bytes of one large write."""
+    if loop == "uvloop":
+        pytest.importorskip("uvloop")
+    else:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    certificate, key = make_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    with background(options=BrokerOptions(tls=context), config=SMALL) as broker:
+        size = 4_000_000
+        broker.store.put(lq.Message("t", bytes(size)))
+        fields = {"topic": "t", "key": "", "offset": "0"}
+        question = encode(
+            RemotingCommand(code=RequestCode.VIEW_MESSAGE_BY_ID, opaque=7, ext_fields=fields)
+        )
+        with socket.socket() as plain:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            plain.settimeout(PATIENCE_SECONDS)
+            host, _, port = broker.address.rpartition(":")
+            plain.connect((host, int(port)))
+            with trusting.wrap_socket(plain, server_hostname="localhost") as client:
+                client.sendall(question)
+                end = time.monotonic() + PATIENCE_SECONDS
+                answers = broker.core.unread_answers
+                while not answers._total and time.monotonic() < end:
+                    time.sleep(0.01)
+                # The system's buffer of the socket has the other bytes.
+                most = answers._total
+                assert most > 100_000
+                reader = RemotingReader()
+                found: list[RemotingCommand] = []
+                while not found:
+                    found = reader.receive_data(client.recv(1 << 16))
+                assert len(found[0].body) > size

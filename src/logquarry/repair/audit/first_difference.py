@@ -152,8 +152,10 @@ class QueueAudit(RightOffsets):
 
     @property
     def surplus(self) -> FirstDifference | None:
-        """The first entry that a recovery must remove after the entry of the queue's last message;
-        None if there is none, or if the part of the log read so far has no message of the queue.
+        """The first entry after the entry of the queue's last message: a recovery must remove it.
+
+        None if there is no such entry, or if the part of the log that was read has no message of
+        the queue.
         """
         self.settle()
         end = self._next

@@ -168,8 +168,8 @@ class HarmedTypes:
         self.found[place] = HarmedType(key, frame.queue_offset, place, frame.size, stored, right)
 
     def _harmed(self, key: QueueKey, offset: int, entry: QueueEntry) -> Frame | None:
-        """Return the frame of an entry if a sound store has no entry for it, and nothing but its
-        type speaks against the entry; else None.
+        """Return the frame of an entry if only the frame's transaction type contradicts the entry;
+        else None.
         """
         frame = self._log.frame_of(entry)
         if frame is None or sys_flag.advances_queue(frame.sys_flag):
@@ -186,8 +186,8 @@ class HarmedTypes:
         return frame if same_entries(there, wanted, rule)[0] else None
 
     def _has_neighbour(self, queue: Queue, offset: int) -> bool:
-        """Whether an entry near an entry, or no other entry at all, shows that the queue is sound
-        there. The neighbour's own type may be harmed, too.
+        """Whether the entry at an offset has a neighbour, or is the only entry of the queue. See
+        the conditions in the module's docstring. The neighbour's own type may be harmed, too.
         """
         count = 1
         for _, rows in queue.rows(offset, offset + 1) if queue.is_batch else ():
@@ -255,8 +255,8 @@ def unqueued_parts(followed: Followed) -> dict[QueueKey, QueuePart]:
 
 
 def with_queued(followed: Followed, harmed: Mapping[int, HarmedType]) -> Followed:
-    """Return some frames so that the frames at the physical offsets ``harmed`` get queue entries,
-    too.
+    """Return some frames, with queue entries also for the frames at the physical offsets in
+    ``harmed``.
     """
     if not harmed or followed.requests.is_dispatched.all():
         return followed

@@ -226,8 +226,8 @@ _OWN, _COPY, _FOREIGN = range(3)
 class SpareEntries:
     """Checks entries of one queue against the frames to which they point.
 
-    ``unqueued`` has the queue offset of each entry that points to a frame of the queue that is in
-    no queue, because of its transaction type.
+    ``unqueued`` has the queue offset of each entry that points to a frame of this queue with the
+    transaction type PREPARED or ROLLBACK.
     """
 
     def __init__(self, layout: StoreLayout, queue: Queue, log_end: int, lost: SpanSet) -> None:

@@ -226,7 +226,7 @@ class BuildJob:
         batch: the builder of the batch queues; None to build no batch queues.
         rocksdb: the folder of RocksDB below ``folder``, if the store has its queues in RocksDB.
         place: moves the entries of frames with a harmed topic or queue id to their right queues.
-        queued: returns frames so that those with a harmed transaction type get entries, too.
+        queued: gives queue entries also to frames with a harmed transaction type.
     """
 
     layout: StoreLayout

@@ -167,8 +167,8 @@ def read_entries(
     spans: Iterable[tuple[int, int]],
     queued: Callable[[Followed], Followed] = lambda followed: followed,
 ) -> Iterator[dict[QueueKey, QueuePart]]:
-    """Yield queue -> entries for some runs. ``queued`` returns frames so that those with a harmed
-    transaction type get entries, too. Raises CorruptFrame if the log has changed.
+    """Yield queue -> entries for some runs. ``queued`` gives entries also to frames with a harmed
+    transaction type. Raises CorruptFrame if the log has changed.
     """
     return _again(
         layout, spans, lambda window, found: parts_with_copies(window, queued(found), config)

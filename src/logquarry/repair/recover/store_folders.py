@@ -118,8 +118,9 @@ def check_places(root: Path) -> None:
 
 
 def _check_second_names(folder: Path) -> None:
-    """Check that the second names of a folder's files can be listed. A recovery and a retention
-    list and remove them before all else, without a step of the plan.
+    """Check that the second names of a folder's files can be listed.
+
+    A recovery and a retention first list and remove these names. The plan has no step for this.
     """
     second = links_of(folder)
     for path in (second.parent, second):

@@ -45,9 +45,9 @@ _FORGET: Final = "delta.setTransactionRetentionDuration"
 _INDEXED: Final = "delta.dataSkippingStatsColumns"
 """Property of a table: the columns that have statistics in the log.
 
-The package `deltalake` expects statistics of all other columns too if a table lacks the property.
-If a file then has statistics of some columns only, a filter on another column finds no row of the
-file (`DeltaTable.to_pyarrow_table` and `to_pyarrow_dataset`, deltalake 1.6).
+If a table lacks the property, the package `deltalake` expects statistics of all columns. If a file
+then has statistics of some columns only, a filter on another column finds no row of the file
+(`DeltaTable.to_pyarrow_table` and `to_pyarrow_dataset`, deltalake 1.6).
 """
 _INDEXED_COUNT: Final = "delta.dataSkippingNumIndexedCols"
 
