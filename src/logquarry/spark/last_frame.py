@@ -20,10 +20,10 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import frame_start
 from logquarry.log.walk import BlankSpan, LogReader, Run
 
-_FIELDS: Final = (
-    "body_crc", "queue_id", "queue_offset", "physical_offset", "born_timestamp", "store_timestamp",
-)  # fmt: skip
-"""Fields that the check sum covers. A broker writes them once, with the frame."""
+_FIELDS: Final = ("body_crc", "physical_offset", "born_timestamp", "store_timestamp")
+"""Fields that the check sum covers. A broker writes them once, with the frame. Queue id and queue
+offset are left out, because a salvage corrects them if damage has changed them.
+"""
 _NEAR: Final = 64 << 10
 _FARTHEST: Final = 64 << 20
 
@@ -65,7 +65,7 @@ def is_other_log(layout: StoreLayout, known: LastFrame) -> bool:
 
     The result is False if the log no longer has the bytes, or if they are damaged.
     """
-    reader = LogReader(layout, check_crc=False)
+    reader = LogReader(layout)
     place = known.offset
     if reader.files.at(place) is None:
         return False

@@ -12,7 +12,7 @@ import pytest
 from logquarry.errors import MessageNotFound
 from logquarry.log.layout import StoreLayout
 from logquarry.spark.last_frame import LastFrame, is_other_log, last_frame
-from tests.helpers.files import zero
+from tests.helpers.files import flip, zero
 from tests.helpers.lake import Lake
 from tests.helpers.store_maker import StoreMaker
 from tests.helpers.stream import Stream
@@ -125,3 +125,19 @@ def test_the_same_log_is_accepted(tmp_path: Path) -> None:
     assert not is_other_log(StoreLayout.open(root), known)
     (root / "commitlog" / f"{0:020d}").unlink()
     assert not is_other_log(StoreLayout.open(root), known)
+
+
+def test_damage_in_the_head_of_the_frame_is_not_another_log(tmp_path: Path) -> None:
+    """Also a salvage changes queue ids and queue offsets."""
+    root = tmp_path / "store"
+    last = written(root, 20).frames[-1]
+    file = root / "commitlog" / f"{0:020d}"
+    known = last_frame(StoreLayout.open(root), last.physical_offset + last.size)
+    assert known is not None and known.offset == last.physical_offset
+    fields = {"size": 0, "magic": 4, "body_crc": 8, "queue_id": 12, "queue_offset": 20, "body": 88}
+    for at in fields.values():
+        flip(file, last.physical_offset + at + 3)
+        assert not is_other_log(StoreLayout.open(root), known)
+        flip(file, last.physical_offset + at + 3)
+    flip(file, last.physical_offset + 56 + 7)
+    assert is_other_log(StoreLayout.open(root), known)
