@@ -404,7 +404,11 @@ class Port:
         """See :class:`logquarry.broker.connection.Server`."""
         self.connections.add(connection)
         if len(self.connections) > self._most_connections or is_near_limit(connection.file):
-            _refusals.warning("%s: too many connections", connection.address)
+            _refusals.warning(
+                "%s: too many connections or open files; the connection is closed. Raise "
+                "max_connections or the limit of open files (ulimit -n)",
+                connection.address,
+            )
             connection.abort()
 
     def closed(self, connection: Connection) -> None:
