@@ -323,7 +323,8 @@ class Part:
         while connection.is_open:
             await connection.until_writable()
             async with self._large:
-                if connection.is_writable:
+                # The client may have disconnected while other answers were made.
+                if connection.is_open and connection.is_writable:
                     job = partial(_encoded, make)
                     request.reply(body=await self._core.slow(job))
                     return
