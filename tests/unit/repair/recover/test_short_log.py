@@ -49,7 +49,7 @@ def test_other_bytes(root: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_whole_file_shows_the_size(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Also if it is full, and the next file is missing."""
+    """The file shows the size of log files, even if it is full and the next file is missing."""
     shutil.rmtree(root)
     with opened(root, mapped_file_size_commit_log=1_024) as store:
         for number in range(12):
