@@ -324,7 +324,7 @@ class Part:
             await connection.until_writable()
             async with self._large:
                 # The client may have disconnected while other answers were made.
-                if connection.is_open and connection.is_writable:
+                if connection.is_writable and connection.is_open:
                     job = partial(_encoded, make)
                     request.reply(body=await self._core.slow(job))
                     return
