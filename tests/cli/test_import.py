@@ -492,7 +492,7 @@ def test_a_pipe_is_no_source(tmp_path: Path) -> None:
 def test_no_empty_store_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_there: bool
 ) -> None:
-    """An operator could take the empty store for an imported one."""
+    """Otherwise an operator could think that the import had succeeded."""
     monkeypatch.setattr(importing, "LINES_BYTES", 10)
     good = write(tmp_path / "good.jsonl", line())
     bad = write(tmp_path / "bad.jsonl", line(), line(topic=5))

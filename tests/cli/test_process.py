@@ -160,7 +160,7 @@ def test_signals(larger_store: Path, number: signal.Signals, code: int, line: st
 
 
 def test_a_command_may_open_many_files(tmp_path: Path) -> None:
-    """A shell's limit of open files is often 1,024, of which a user can have many more."""
+    """The limit of open files is often 1,024, although the user may raise it much higher."""
     resource = pytest.importorskip("resource")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     rows = write(tmp_path / "rows.jsonl", *(line(topic=f"t{n}") for n in range(60)))

@@ -277,7 +277,7 @@ def test_schema_subset(spark: SparkSession, real: Path, messages: list[dict[str,
 def test_a_schema_cannot_forbid_null_in_a_column_with_nulls(
     spark: SparkSession, real: Path
 ) -> None:
-    """Spark would believe the schema, and `tags IS NULL` would find no message."""
+    """Spark would rely on the schema, and `tags IS NULL` would find no message."""
     reader = spark.read.format("rocketmq")
     for kind, given in (
         ("native", "topic string, tags string not null"),

@@ -455,7 +455,7 @@ class Handshake(asyncio.Protocol):
         found = transport.get_extra_info("socket")
         is_full = len(self._server.handshakes) >= _MOST_HANDSHAKES
         if is_full or is_near_limit(found.fileno()):
-            _violations.warning("too many TLS handshakes: a client is disconnected")
+            _violations.warning("too many TLS handshakes or open files: a client is disconnected")
             transport.abort()
             return
         # The handshake needs the first bytes of the client. uvloop reads them even after

@@ -323,7 +323,8 @@ class Part:
         while connection.is_open:
             await connection.until_writable()
             async with self._large:
-                if connection.is_writable:
+                # The client may have disconnected while other answers were made.
+                if connection.is_writable and connection.is_open:
                     job = partial(_encoded, make)
                     request.reply(body=await self._core.slow(job))
                     return
@@ -404,7 +405,11 @@ class Port:
         """See :class:`logquarry.broker.connection.Server`."""
         self.connections.add(connection)
         if len(self.connections) > self._most_connections or is_near_limit(connection.file):
-            _refusals.warning("%s: too many connections", connection.address)
+            _refusals.warning(
+                "%s: too many connections or open files; the connection is closed. Raise "
+                "max_connections or the limit of open files (ulimit -n)",
+                connection.address,
+            )
             connection.abort()
 
     def closed(self, connection: Connection) -> None:

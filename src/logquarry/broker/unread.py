@@ -65,7 +65,8 @@ class UnreadAnswers:
             oldest = next(iter(self._bytes))
             _closings.warning(
                 "%s: all clients together have more than %d bytes of answers that they do not "
-                "read; the connection is closed",
+                "read; the connection is closed, because this client has read nothing for the "
+                "longest time",
                 *(oldest.address, self._most),
             )
             self._set(oldest, 0)

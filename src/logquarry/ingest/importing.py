@@ -287,7 +287,7 @@ def check_source(
 @contextmanager
 def only_with_messages(path: str) -> Iterator[None]:
     """Context manager: if the block raises, and has created the store without putting a message,
-    remove the store. Otherwise an operator could take the empty store for an imported one.
+    remove the store. Otherwise an operator could think that the import had succeeded.
     """
     root = local_folder(path)
     was_there = root.exists()

@@ -218,7 +218,7 @@ def _with_warnings(events: Iterable[Event]) -> Iterator[Event]:
     """Yield the events of a walk, and warn of damage: the queues lack the messages in it."""
     for event in events:
         if isinstance(event, DamagedSpan) and not event.is_tail:
-            end = "the queues end there" if event.ends_log else "the queues lack its messages"
+            end = "the queues end there" if event.ends_log else "the queues lack the messages there"
             warn_once(
                 f"{event.path}: at {event.offset}: {event.reason}: "
                 f"{counted(event.length, 'byte')} of the log are damaged, and {end}"

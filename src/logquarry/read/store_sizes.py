@@ -213,8 +213,8 @@ def _inferred_log_size(layout: StoreLayout, lasts: LastEntries | None) -> int | 
         return log.file_size or None
     logger.warning(
         "%s: the only log file has %s, and does not show the size of log files: "
-        "mapped_file_size_commit_log=%d is assumed. If the broker has another size, give it in "
-        "the configuration",
+        "logquarry assumes mapped_file_size_commit_log=%d. If the broker has another size, give it "
+        "in the configuration",
         layout.filesystem.full_path(log.files[0].path),
         text.counted(log.files[0].size, "byte"),
         DEFAULT_COMMIT_LOG_FILE,

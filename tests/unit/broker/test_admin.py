@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -383,5 +384,31 @@ def test_no_large_answers_for_a_client_that_does_not_read(
         # The other clients get their answers.
         assert len((await client.ask(code)).body) == 1 << 20
         writer.close()
+
+    play(scenario, tmp_path / "s")
+
+
+def test_no_large_answers_for_a_client_that_has_disconnected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def slow(document: Any) -> str:
+        made.append(1)
+        time.sleep(0.1)
+        return ""
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        monkeypatch.setattr(broker_json, "compact", slow)
+        host, _, port = broker.address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        code = RequestCode.GET_ALL_TOPIC_CONFIG
+        asked = (encode(RemotingCommand(code=code, opaque=number)) for number in range(100))
+        writer.write(b"".join(asked))
+        while not made:
+            await asyncio.sleep(0.01)
+        writer.transport.abort()
+        await asyncio.sleep(1)
+        assert len(made) < 5
 
     play(scenario, tmp_path / "s")

@@ -161,7 +161,7 @@ def test_answers_that_clients_do_not_read_are_limited(
             other.write(many)
             await asyncio.sleep(0.2)
             assert core.unread_answers._total <= most
-        # The broker has closed clients that do not read, and none that reads.
+        # The broker has closed only clients that do not read.
         ports = [other.get_extra_info("sockname")[1] for _, other in lazy]
         assert f"127.0.0.1:{ports[0]}: all clients together" in caplog.text
         assert f":{writer.get_extra_info('sockname')[1]}:" not in caplog.text

@@ -272,7 +272,7 @@ def test_a_missing_and_a_short_queue_file(
 def test_a_queue_that_seems_to_end_at_a_lost_page(
     store_of_25: Path, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
-    """A consumer waits at this end for ever, so the reader must name the place."""
+    """A consumer would wait at this end forever, so the reader must name the place."""
     rewrite_unit(store_of_25, number, queue_entry.QueueEntry(0, 0, 0))
     with MessageStore.open(store_of_25) as store:
         assert store.queue_offsets("orders", 0).max == number

@@ -132,7 +132,7 @@ def test_the_state_of_a_store_at_rest(tmp_path: Path) -> None:
         # Ages are computed with the store's clock.
         assert live.state.reserve_time_ms == 0
     folder = root / "config"
-    # As a consumer does, count all messages after an offset that a new queue does not reach.
+    # The offset is after the end of a new queue: count all messages, because a consumer gets them.
     table = {"orders@group": {"0": high - 3}, "gone@other": {"0": 5}, "orders@old": {"0": high + 1}}
     (folder / "consumerOffset.json").write_text(json.dumps({"offsetTable": table}))
     (folder / "delayOffset.json").write_text('{"offsetTable":{2:1}}')

@@ -1,4 +1,4 @@
-"""A recovery lists the second names of the log's files, and of the index files, before all else."""
+"""A recovery first lists the second names of the log's files and of the index files."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_the_store_is_recovered_and_written(
 ) -> None:
     os.truncate(root / LOG, left)
     lq.recover(root, apply=True, accept_loss=1 << 20)
-    assert f"mapped_file_size_commit_log={SIZE} is assumed" in caplog.text
+    assert f"logquarry assumes mapped_file_size_commit_log={SIZE}" in caplog.text
     assert (root / LOG).stat().st_size == SIZE
     with lq.MessageStore.open(root, mode="rw") as store:
         store.put(lq.Message("t", b"a longer body" * 20))
@@ -53,7 +53,7 @@ def test_other_bytes(root: Path, caplog: pytest.LogCaptureFixture) -> None:
 def test_a_whole_file_shows_the_size(
     root: Path, end: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also if it is full, and the next file is missing."""
+    """The file shows the size of log files, even if it is full and the next file is missing."""
     shutil.rmtree(root)
     with opened(root, mapped_file_size_commit_log=1_024) as store:
         for number in range(12):
@@ -65,4 +65,4 @@ def test_a_whole_file_shows_the_size(
     lq.recover(root, apply=True, accept_loss=1 << 20)
     with lq.MessageStore.open(root, mode="rw") as store:
         assert store.config.mapped_file_size_commit_log == 1_024
-    assert "is assumed" not in caplog.text
+    assert "assumes" not in caplog.text
