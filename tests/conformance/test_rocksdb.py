@@ -20,7 +20,7 @@ from logquarry.repair.recover.recover import recover
 from logquarry.repair.verification import verify_store
 from logquarry.store.retention.rules import RetentionRules
 from tests.conformance.rocketmq5 import Copied, broker_entries, broker_queues, state_of
-from tests.conformance.rocksdb import CONFIGS, NEEDS_EXTRA, QUEUES, entries_in, entries_of
+from tests.conformance.rocksdb import CONFIGS, NEEDS_EXTRA, QUEUES, change, entries_in, entries_of
 from tests.helpers.command import run
 from tests.helpers.files import flip, overwrite
 
@@ -224,3 +224,20 @@ def test_retain_without_the_package(rocksdb: dict[str, Path]) -> None:
     """The consumers that have not read the messages would not be named."""
     with pytest.raises(UsageError, match=NEEDS_EXTRA):
         lq.retain(rocksdb["5.5.0-rocksdb"] / "store", RetentionRules(keep_bytes=1))
+
+
+def test_a_get_warns_of_a_gap(copied: Copied, caplog: pytest.LogCaptureFixture) -> None:
+    root = copied("5.5.0-rocksdb-separate")
+    with lq.MessageStore.open(root) as store:
+        assert len(store.get("Orders", 0, 0, 20).messages) == 20
+    assert not [text for text in caplog.messages if "left out" in text]
+    change(root / "consumequeue_rocksdb", "hole")
+    with lq.MessageStore.open(root) as store:
+        got, offset = [], 0
+        while offset < 20:
+            result = store.get("Orders", 0, offset, 5)
+            got += [message.queue_offset for message in result.messages]
+            offset = result.next_offset
+    assert 7 not in got and {0, 6, 8, 19} <= set(got)
+    (warning,) = [text for text in caplog.messages if "left out" in text]
+    assert "consumequeue_rocksdb/Orders/0: there is no entry at queue offset 7, but" in warning

@@ -36,7 +36,10 @@ _NO_MESSAGE_TIME: Final = 1_000
 
 
 def warn_of_missing(path: str, offset: int) -> None:
-    """Warn that a queue's file lacks an entry, but has later entries. Logged once per file."""
+    """Warn that a queue's file lacks an entry, but has later entries. Logged once per file.
+
+    In RocksDB, ``path`` names the queue.
+    """
     text = f"{path}: there is no entry at queue offset {offset}, but there are later entries. "
     text += "Messages without an entry are left out: check the store with `logquarry verify`"
     warn_once(text, about=path)

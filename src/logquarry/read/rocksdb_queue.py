@@ -26,7 +26,7 @@ from logquarry.log.store_files import CONSUME_QUEUE, StoreFile
 from logquarry.log.walk import DamagedSpan, Event, LogReader
 from logquarry.log.warn_once import warn_once
 from logquarry.read.log_queues import LogQueue, QueueBuilder, QueueKey
-from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, Units
+from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, Units, warn_of_missing
 from logquarry.read.time_search import StoreTime
 from logquarry.text import counted
 
@@ -71,6 +71,7 @@ class QueueDb:
     def __init__(self, layout: StoreLayout, folder: str) -> None:
         self.folder = folder
         self._db = RocksDb(layout.filesystem, folder)
+        self.path = self._db.path
         self.dispatched_end = 0
         self.bounds: dict[QueueKey, tuple[tuple[int, int] | None, tuple[int, int]]] = {}
         firsts: dict[QueueKey, tuple[int, int]] = {}
@@ -293,6 +294,10 @@ class RocksQueue(Queue):
         if self._tail is not None:
             return self._tail.last_entry
         return self._entry(self._stop - 1)
+
+    def warn_of_gap(self, offset: int) -> None:
+        """See :meth:`Queue.warn_of_gap`."""
+        warn_of_missing(f"{self._db.path}/{self.topic}/{self.queue_id}", offset)
 
     def segments(self) -> Iterator[QueueSegment]:
         """Yield segments of at most 65,536 queue offsets, because RocksDB has no files for single
