@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
 from pyspark.sql import SparkSession
 
 from logquarry.cli.outcome import ExitCode, exit_code
@@ -167,6 +169,20 @@ def test_a_full_disk_of_a_worker_has_its_own_exit_code(spark: SparkSession) -> N
     with pytest.raises(OSError, match="No space left") as caught, session("local[2]"):
         run_tasks(spark, "test", [Path("/dev/full")], write, weight=lambda _: 1)
     assert exit_code(caught.value) == ExitCode.REFUSED
+
+
+def test_java_that_does_not_answer(spark: SparkSession) -> None:
+    """For example, the system has ended the Java process, because memory was short."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+    java = JavaParameters(port=port, eager_load=False)
+    python = PythonParameters(port=0, eager_load=False)
+    with (
+        pytest.raises(SparkTrouble, match=r"^Spark's Java process does not answer \(.*refused\)"),
+        session("local[1]"),
+    ):
+        ClientServer(java_parameters=java, python_parameters=python).jvm.java.lang.System.gc()
 
 
 def test_manifest_tells_the_same(golden: Path, tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from logquarry import text
@@ -92,6 +94,11 @@ def _spark_trouble() -> Iterator[None]:
     except LogquarryError:
         raise
     except Exception as error:
+        if isinstance(error, ConnectionError) and _was_raised_in_py4j(error):
+            raise SparkTrouble(
+                f"Spark's Java process does not answer ({error}). It did not start, or the system "
+                "has ended it: check the free memory, and run the command again"
+            ) from error
         if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
             raise
         from logquarry.spark.jobs import root_cause
@@ -101,6 +108,11 @@ def _spark_trouble() -> Iterator[None]:
             # With this error, the command has the exit code of a full disk.
             raise OSError(number, os.strerror(number)) from error
         raise SparkTrouble(f"Spark failed: {cause}") from error
+
+
+def _was_raised_in_py4j(error: BaseException) -> bool:
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return any("py4j" in Path(file).parts for file in files)
 
 
 def export(
