@@ -67,7 +67,7 @@ def guided(
                 if isinstance(event, walk.LogEnd):
                     return
                 position = event.end
-                may_guess &= _may_guess_behind(reader, event)
+                may_guess &= _may_guess_behind(event)
                 if may_guess and position >= guess.start:
                     break
         if guess.start == position and accept(guess):
@@ -76,13 +76,13 @@ def guided(
     yield from reader.events(position)
 
 
-def _may_guess_behind(reader: LogReader, event: Event) -> bool:
+def _may_guess_behind(event: Event) -> bool:
     """Whether a new walk from the event's end would report the same events as the current walk.
 
     A guess can replace the walk after this event only in this case.
     """
     if isinstance(event, DamagedSpan):
-        return reader.forgets_damage and not event.is_tail
+        return not (event.ends_log or event.is_tail)
     return not isinstance(event, walk.ExpiredSpan)
 
 

@@ -238,11 +238,6 @@ class LogReader(LogBytes):
             end = event.end
         return end
 
-    @property
-    def forgets_damage(self) -> bool:
-        """Whether a new walk that starts after damage would report the same events as this walk."""
-        return self.bound is None or self._is_sure
-
     def fault(self, offset: int, length: int) -> Unreadable | None:
         """Return the first unreadable range that overlaps a range of one log file."""
         file = self.files.at(offset)
