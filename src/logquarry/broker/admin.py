@@ -226,7 +226,7 @@ class Admin(Part):
             version = {"counter": 0, "timestamp": now}
             return broker_json.compact({"dataVersion": version, "topicConfigTable": topics})
 
-        await self.reply_large(request, make)
+        await self._core.reply_large(request, make)
 
     @answers(RequestCode.GET_TOPIC_CONFIG)
     def topic_config(self, request: Request) -> None:
@@ -294,13 +294,13 @@ class Admin(Part):
     async def all_groups(self, request: Request) -> None:
         """Answer with the table of subscription groups."""
         tables = self._core.tables
-        await self.reply_large(request, lambda: broker_json.compact(tables.group_document()))
+        await self._core.reply_large(request, lambda: broker_json.compact(tables.group_document()))
 
     @answers(RequestCode.GET_ALL_CONSUMER_OFFSET)
     async def all_offsets(self, request: Request) -> None:
         """Answer with all consumer offsets."""
         offsets = self._core.tables.offsets
-        await self.reply_large(
+        await self._core.reply_large(
             request, lambda: broker_json.encode_consumer_offsets(offsets.groups())
         )
 

@@ -202,6 +202,7 @@ class Core:
         buffered_bytes: number of received bytes of incomplete frames, of all connections.
         new_queues: the queues whose files are open, and the new queues.
         unread_answers: the answers that clients have not read yet, of all connections.
+        large_answers: lock of :meth:`reply_large`.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -220,6 +221,7 @@ class Core:
     buffered_bytes: int = 0
     new_queues: NewQueues = field(default_factory=NewQueues)
     unread_answers: UnreadAnswers = field(default_factory=UnreadAnswers)
+    large_answers: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def require_topic(self, name: str, permission: int) -> TopicConfig:
         """Return a topic. Raise Refused if there is no such topic, or if it lacks a permission."""
@@ -288,6 +290,22 @@ class Core:
         """Call the store in the thread for slow calls, and wait for the result."""
         return await self.lanes.slow.run(job)
 
+    async def reply_large(self, request: Request, make: Callable[[], str]) -> None:
+        """Answer with a text that takes long to make; the thread for slow calls makes it.
+
+        As in Java, a surrogate without its pair becomes a question mark. The thread makes one such
+        answer at a time, and none for a client that does not read its earlier answers.
+        """
+        connection = request.connection
+        while connection.is_open:
+            await connection.until_writable()
+            async with self.large_answers:
+                # The client may have disconnected while other answers were made.
+                if connection.is_writable and connection.is_open:
+                    job = partial(_encoded, make)
+                    request.reply(body=await self.slow(job))
+                    return
+
     def queue_key(self, topic: str, queue_id: int) -> dict[str, Any]:
         """Return RocketMQ's document ``MessageQueue`` for a queue of this broker."""
         return {"brokerName": self.options.name, "queueId": queue_id, "topic": topic}
@@ -311,23 +329,6 @@ class Part:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._large = asyncio.Lock()
-
-    async def reply_large(self, request: Request, make: Callable[[], str]) -> None:
-        """Answer with a text that takes long to make; the thread for slow calls makes it.
-
-        As in Java, a surrogate without its pair becomes a question mark. The thread makes one such
-        answer at a time, and none for a client that does not read its earlier answers.
-        """
-        connection = request.connection
-        while connection.is_open:
-            await connection.until_writable()
-            async with self._large:
-                # The client may have disconnected while other answers were made.
-                if connection.is_writable and connection.is_open:
-                    job = partial(_encoded, make)
-                    request.reply(body=await self._core.slow(job))
-                    return
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers of this part, by request code."""
