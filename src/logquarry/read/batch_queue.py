@@ -50,6 +50,11 @@ def is_batch_written(entries: BatchEntries) -> Bools:
     return found & (entries["base"] >= 0) & (entries["count"] > 0)
 
 
+def queue_entry_of(entry: np.void) -> QueueEntry:
+    """Return the fields that an entry shares with the entries of consume queues."""
+    return QueueEntry(*(int(entry[name]) for name in QueueEntry._fields))
+
+
 def own_messages(entries: BatchEntries) -> BatchEntries:
     """Remove the queue offsets of lost messages from each entry.
     ``write.queue_writer.without_gaps`` has added these queue offsets at the entry's start, and
@@ -186,10 +191,7 @@ class BatchQueue(FileQueue):
     def last_entry(self) -> QueueEntry | None:
         """The physical offset and size of the last entry's frame, and its tags code."""
         spans = self._last_spans()
-        if spans is None:
-            return None
-        last = spans.entries[-1]
-        return QueueEntry(int(last["physical_offset"]), int(last["size"]), int(last["tags_code"]))
+        return None if spans is None else queue_entry_of(spans.entries[-1])
 
     def segments(self) -> Iterator[QueueSegment]:
         """Yield the range of queue offsets of each file that has queue offsets."""

@@ -172,8 +172,7 @@ class _Verification:
         harmed = [Span(place, 1) for place in self.queues.harmed_topics]
         self.report.findings += self.index.finish(end, SpanSet([*lost, *harmed]), self.last_keyed)
         if self.layout.has_state_table and not self.live:
-            types = self.queues.harmed_types
-            verify_files.check_transactions(self.layout, end, self.report, types)
+            verify_files.check_transactions(self.layout, end, self.report, self.queues.harmed_types)
         verify_files.check_checkpoint(
             self.layout,
             self.report,

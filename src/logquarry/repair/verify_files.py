@@ -7,7 +7,7 @@ entries of a queue file belong in another file, the file was renamed, or two fil
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -53,7 +53,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.features import holds_data
 from logquarry.read.log_end import lost_tail
 from logquarry.read.pops import KV_STORE
-from logquarry.repair.audit.harmed_types import HarmedTypes
+from logquarry.repair.audit.harmed_types import HarmedType, corrected
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.recover.store_folders import WrongEntry, check_entries
 
@@ -250,10 +250,10 @@ def check_sidecar(
 
 
 def check_transactions(
-    layout: StoreLayout, end: int, report: VerifyReport, types: HarmedTypes
+    layout: StoreLayout, end: int, report: VerifyReport, harmed_types: Mapping[int, HarmedType]
 ) -> None:
-    """Compare the state table and the redo log of a store of 3.x with the log. ``types`` corrects
-    harmed transaction types.
+    """Compare the state table and the redo log of a store of 3.x with the log. ``harmed_types`` has
+    the frames with a harmed transaction type, by physical offset.
 
     After a crash the findings are only notes, because the tables usually differ from the log.
     """
@@ -261,7 +261,8 @@ def check_transactions(
     # A frame whose only damage is in its body counts too, as in a recovery.
     for event in LogReader(layout, bound=end, check_crc=False).events():
         if isinstance(event, Run):
-            check.take(types.corrected(transaction_frames(event.window, event.rows)))
+            frames = transaction_frames(event.window, event.rows)
+            check.take(corrected(frames, harmed_types))
     faults = list(check.table_faults(layout))
     for kind, is_stale in (("state_table_wrong", False), ("state_table_stale", True)):
         reasons = [reason for reason, stale in faults if stale is is_stale]

@@ -41,7 +41,7 @@ from logquarry.repair.audit.differences import (
 )
 from logquarry.repair.audit.expired_queues import bridges, cut_bridges
 from logquarry.repair.audit.harmed_ids import HarmedIds
-from logquarry.repair.audit.harmed_types import EitherMap, HarmedTypes
+from logquarry.repair.audit.harmed_types import EitherMap, HarmedTypes, corrected
 from logquarry.repair.audit.right_offsets import RightBases, RightOffsets, epochs
 from logquarry.repair.audit.runs import EntryFacts, audited
 from logquarry.text import counted
@@ -449,7 +449,7 @@ class QueueAudits:
         if self._types is not None:
             for unqueued in run.unqueued:
                 self._types.take(unqueued)
-            frames = self._types.corrected(frames)
+            frames = corrected(frames, self._types.found)
         if self.transactions is not None:
             self.transactions.take(frames)
         for parts in run.parts:

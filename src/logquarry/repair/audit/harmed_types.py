@@ -45,6 +45,7 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import Span
+from logquarry.read.batch_queue import queue_entry_of
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
@@ -203,15 +204,6 @@ class HarmedTypes:
                     return True
         return False
 
-    def corrected(self, frames: Iterable[TransactionFrame]) -> Iterator[TransactionFrame]:
-        """Yield the transaction frames of 3.x with their right types."""
-        for frame in frames:
-            harmed = self.found.get(frame.physical_offset)
-            if harmed is None:
-                yield frame
-            elif harmed.right != sys_flag.TRANSACTION_NOT:
-                yield frame._replace(kind=harmed.right)
-
     def differences(self, key: QueueKey, layout: StoreLayout) -> Iterator[Finding]:
         """Yield a finding for the harmed frames of one queue, if there are any."""
         some = sorted(place for place, one in self.found.items() if one.key == key)
@@ -230,8 +222,21 @@ def _entries(queue: Queue, start: int, stop: int) -> Iterator[tuple[int, QueueEn
         return
     for _, rows in queue.rows(start, stop):
         for row in rows[np.diff(rows["base"], prepend=-1) != 0]:
-            fields = (row[name] for name in ("physical_offset", "size", "tags_code"))
-            yield int(row["base"]), QueueEntry(*map(int, fields))
+            yield int(row["base"]), queue_entry_of(row)
+
+
+def corrected(
+    frames: Iterable[TransactionFrame], found: Mapping[int, HarmedType]
+) -> Iterator[TransactionFrame]:
+    """Yield the transaction frames of 3.x with their right types. ``found`` has the harmed frames
+    by physical offset.
+    """
+    for frame in frames:
+        harmed = found.get(frame.physical_offset)
+        if harmed is None:
+            yield frame
+        elif harmed.right != sys_flag.TRANSACTION_NOT:
+            yield frame._replace(kind=harmed.right)
 
 
 class EitherMap(Container[int]):

@@ -17,7 +17,7 @@ import numpy as np
 from logquarry.errors import CorruptFile
 from logquarry.format.arrays import Bools, Int64
 from logquarry.format.batch import ENTRY_SIZE
-from logquarry.format.queue_entry import ENTRY, QueueEntry
+from logquarry.format.queue_entry import ENTRY
 from logquarry.log.follow import DispatchRequests, Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
@@ -29,6 +29,7 @@ from logquarry.read.batch_queue import (
     BatchQueue,
     is_batch_written,
     own_messages,
+    queue_entry_of,
 )
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.features import OtherQueues
@@ -43,7 +44,7 @@ from logquarry.repair.audit.differences import (
 )
 from logquarry.repair.audit.first_difference import BATCH_FIELDS, same_batches
 from logquarry.repair.audit.harmed_types import KIND as HARMED_TYPE
-from logquarry.repair.audit.harmed_types import HarmedTypes
+from logquarry.repair.audit.harmed_types import HarmedType, HarmedTypes
 from logquarry.repair.audit.queue_evidence import SeenMessages
 from logquarry.repair.audit.queues import QueuesAudit
 from logquarry.repair.audit.right_offsets import NO_PLACE, RightBases, epochs
@@ -101,12 +102,12 @@ class StoreQueuesAudit:
         return [place for one in (self._files, *self._databases) for place in one.harmed_topics]
 
     @property
-    def harmed_types(self) -> HarmedTypes:
-        """The frames with a harmed transaction type; complete after :meth:`finish`."""
-        made = HarmedTypes(self._layout, lambda _: None)
-        for one in (self._files, self._batch, *self._databases):
-            made.found.update(one.types.found)
-        return made
+    def harmed_types(self) -> dict[int, HarmedType]:
+        """Physical offset -> the frame, for each frame with a harmed transaction type; complete
+        after :meth:`finish`.
+        """
+        audits = (self._files, self._batch, *self._databases)
+        return {place: one for audit in audits for place, one in audit.types.found.items()}
 
     def add(self, followed: Followed, parts: Parts) -> None:
         """Compare the frames of a run with their entries."""
@@ -380,8 +381,7 @@ class _Spare:
         self._note("queue_ahead", path, np.flatnonzero(ahead), entries, text)
         inside = spare & ~damaged & ~ahead & (places >= self._start)
         for at in np.flatnonzero(inside):
-            fields = ("physical_offset", "size", "tags_code")
-            entry = QueueEntry(*(int(entries[at][name]) for name in fields))
+            entry = queue_entry_of(entries[at])
             if types.check(self._queue, int(entries[at]["base"]), entry):
                 continue
             found = self._log.sound_frame_at(int(places[at]), check_crc=False)
