@@ -177,6 +177,26 @@ def test_harmed_queue_offsets(tmp_path: Path, number: int, offset: int) -> None:
     assert many == alone
 
 
+def filled(root: Path) -> list[int]:
+    """Put 30 messages into two queues; return their physical offsets."""
+    with opened(root) as store:
+        for number in range(30):
+            store.put(lq.Message("t", b"%d" % number, keys="k", queue_id=number % 2))
+        return [message.physical_offset for message in store.scan()]
+
+
+def require_old_queues(folder: Path, split_size: int) -> None:
+    """Both ways build the queues that the store has."""
+    root = folder / "store"
+    alone, many = both(root, folder, config(), split_size)
+    assert many == alone
+    assert many[1] == {
+        str(path.relative_to(root)): path.read_bytes() if path.is_file() else None
+        for path in root.rglob("*")
+        if "consumequeue" in path.parts
+    }
+
+
 @pytest.mark.parametrize("split_size", [300, 1_500])
 @pytest.mark.parametrize("queue_ids", [(1,), (7,), (-3,), (1, 7)])
 @pytest.mark.parametrize("number", [0, 2, 14, 26, 28])
@@ -184,42 +204,24 @@ def test_harmed_queue_ids(
     number: int, queue_ids: tuple[int, ...], split_size: int, tmp_path: Path
 ) -> None:
     """No CRC covers the queue id. The entry in the right queue stays there."""
-    with opened(tmp_path / "store") as filled:
-        for one in range(30):
-            filled.put(lq.Message("t", b"%d" % one, keys="k", queue_id=one % 2))
-        places = [message.physical_offset for message in filled.scan()]
+    places = filled(tmp_path / "store")
     for one, queue_id in zip((number, 10), queue_ids, strict=False):
         log = min((tmp_path / "store" / "commitlog").iterdir())
         at = places[one] + HEAD.offsets["queue_id"]
         overwrite(log, at, queue_id.to_bytes(4, signed=True))
-    alone, many = both(tmp_path / "store", tmp_path, config(), split_size)
-    assert many == alone
-    assert many[1] == {
-        str(path.relative_to(tmp_path / "store")): path.read_bytes() if path.is_file() else None
-        for path in (tmp_path / "store").rglob("*")
-        if "consumequeue" in path.parts
-    }
+    require_old_queues(tmp_path, split_size)
 
 
 @pytest.mark.parametrize("split_size", [300, 1_500])
 @pytest.mark.parametrize("numbers", [[0], [14], [28, 29], [2, 4, 6], list(range(30))])
 def test_harmed_transaction_types(numbers: list[int], split_size: int, tmp_path: Path) -> None:
     """No CRC covers SYSFLAG. The entry of a message that seems to be PREPARED stays."""
-    with opened(tmp_path / "store") as filled:
-        for one in range(30):
-            filled.put(lq.Message("t", b"%d" % one, keys="k", queue_id=one % 2))
-        places = [message.physical_offset for message in filled.scan()]
+    places = filled(tmp_path / "store")
     log = min((tmp_path / "store" / "commitlog").iterdir())
     for number in numbers:
         kind = sys_flag.TRANSACTION_PREPARED.to_bytes(4)
         overwrite(log, places[number] + HEAD.offsets["sys_flag"], kind)
-    alone, many = both(tmp_path / "store", tmp_path, config(), split_size)
-    assert many == alone
-    assert many[1] == {
-        str(path.relative_to(tmp_path / "store")): path.read_bytes() if path.is_file() else None
-        for path in (tmp_path / "store").rglob("*")
-        if "consumequeue" in path.parts
-    }
+    require_old_queues(tmp_path, split_size)
 
 
 @pytest.mark.parametrize("split_size", [7_000, 60_000])

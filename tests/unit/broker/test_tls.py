@@ -29,19 +29,31 @@ from tests.helpers.replication import make_certificate
 _CONNECTIONS = 200
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_no_handshake_loses_its_first_bytes(
-    loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """uvloop reads on after a pause, so a handshake sometimes had no beginning."""
-    if loop == "uvloop":
-        pytest.importorskip("uvloop")
-    else:
-        monkeypatch.setitem(sys.modules, "uvloop", None)
+Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
+
+
+@pytest.fixture
+def contexts(tmp_path: Path) -> Contexts:
+    """A server's context, and a context of clients that trust it."""
     certificate, key = make_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    trusting = ssl.create_default_context(cafile=str(certificate))
+    return context, ssl.create_default_context(cafile=str(certificate))
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def each_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the test with each event loop that is installed."""
+    if request.param == "uvloop":
+        pytest.importorskip("uvloop")
+    else:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+
+
+@pytest.mark.usefixtures("each_loop")
+def test_no_handshake_loses_its_first_bytes(contexts: Contexts) -> None:
+    """uvloop reads on after a pause, so a handshake sometimes had no beginning."""
+    context, trusting = contexts
     question = encode(RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO, opaque=7))
     with background(options=BrokerOptions(tls=context), config=SMALL) as broker:
         host, _, port = broker.name_server.rpartition(":")
@@ -92,19 +104,10 @@ def test_accounts_behind_tls(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_answers_that_a_client_does_not_read_count(
-    loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("each_loop")
+def test_answers_that_a_client_does_not_read_count(contexts: Contexts) -> None:
     """Only the layer below TLS keeps the bytes of one large write."""
-    if loop == "uvloop":
-        pytest.importorskip("uvloop")
-    else:
-        monkeypatch.setitem(sys.modules, "uvloop", None)
-    certificate, key = make_certificate(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    trusting = ssl.create_default_context(cafile=str(certificate))
+    context, trusting = contexts
     with background(options=BrokerOptions(tls=context), config=SMALL) as broker:
         size = 4_000_000
         broker.store.put(lq.Message("t", bytes(size)))

@@ -23,8 +23,13 @@ from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.salvage.salvage import salvage_store
 from logquarry.repair.verification import verify_store
 from logquarry.testing.builder import StoreBuilder
-from tests.helpers.failing_disk import StoppedDisk
 from tests.helpers.files import overwrite
+from tests.helpers.harmed_store import (
+    log_file,
+    queue_bytes,
+    require_any_interruption_is_harmless,
+    served,
+)
 from tests.helpers.small_store import NOW, config, opened
 from tests.helpers.store_maker import StoreMaker
 
@@ -57,22 +62,10 @@ def store(root: Path, types: dict[int, int] | None = None, count: int = COUNT) -
         return [message.physical_offset for message in made.scan()]
 
 
-def log_file(root: Path) -> Path:
-    return min((root / "commitlog").iterdir())
-
-
 def harm(root: Path, place: int, kind: int, other_bits: int = 0) -> None:
     overwrite(
         log_file(root), place + HEAD.offsets["sys_flag"], (kind | other_bits).to_bytes(4, "big")
     )
-
-
-def queue_bytes(root: Path, folder: str = "consumequeue") -> dict[str, bytes]:
-    return {
-        str(path.relative_to(root)): path.read_bytes()
-        for path in sorted((root / folder).rglob("*"))
-        if path.is_file()
-    }
 
 
 def findings(root: Path, stretch_bytes: int = 1 << 20) -> list[Finding]:
@@ -82,17 +75,6 @@ def findings(root: Path, stretch_bytes: int = 1 << 20) -> list[Finding]:
 
 def kinds(root: Path) -> list[str]:
     return [found.kind for found in findings(root) if found.severity == "damage"]
-
-
-def served(root: Path, queue_id: int) -> list[int]:
-    """The numbers of all messages that a consumer of a queue gets."""
-    found, offset = [], 0
-    with lq.MessageStore.open(root, config=config()) as made:
-        while offset < made.queue_offsets("t", queue_id)[1]:
-            answer = made.get("t", queue_id, offset)
-            found += [int(message.body) for message in answer.messages]
-            offset = answer.next_offset
-    return found
 
 
 # ------------------------------------------------------------------------------------------ verify
@@ -301,18 +283,7 @@ def test_an_interrupted_recovery_keeps_the_entry(tmp_path: Path) -> None:
     harm(root, places[6], PREPARED)
     overwrite(root / "consumequeue/t/0" / f"{0:020d}", 20, bytes(range(20)))
     (root / "abort").touch()
-    whole = StoppedDisk()
-    shutil.copytree(root, tmp_path / "whole")
-    lq.recover(tmp_path / "whole", apply=True, config=config(), disk=whole)
-    assert queue_bytes(tmp_path / "whole") == entries
-    for number in whole.stops:
-        copy = tmp_path / "copy"
-        shutil.copytree(root, copy)
-        with pytest.raises(KeyboardInterrupt):
-            lq.recover(copy, apply=True, config=config(), disk=StoppedDisk(number))
-        lq.recover(copy, apply=True, config=config())
-        assert queue_bytes(copy) == entries, whole.order[number]
-        shutil.rmtree(copy)
+    require_any_interruption_is_harmless(root, tmp_path, entries)
 
 
 @pytest.mark.parametrize(("right", "stored"), CHANGES)

@@ -17,8 +17,13 @@ from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.salvage.salvage import salvage_store
 from logquarry.repair.verification import verify_store
-from tests.helpers.failing_disk import StoppedDisk
 from tests.helpers.files import overwrite
+from tests.helpers.harmed_store import (
+    log_file,
+    queue_bytes,
+    require_any_interruption_is_harmless,
+    served,
+)
 from tests.helpers.small_store import NOW, config, opened
 
 COUNT = 30
@@ -32,31 +37,8 @@ def store(root: Path, queues: list[int] | None = None) -> list[int]:
         return [message.physical_offset for message in made.scan()]
 
 
-def log_file(root: Path) -> Path:
-    return min((root / "commitlog").iterdir())
-
-
 def harm(root: Path, place: int, queue_id: int) -> None:
     overwrite(log_file(root), place + HEAD.offsets["queue_id"], queue_id.to_bytes(4, signed=True))
-
-
-def queue_bytes(root: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(root)): path.read_bytes()
-        for path in sorted((root / "consumequeue").rglob("*"))
-        if path.is_file()
-    }
-
-
-def served(root: Path, queue_id: int) -> list[int]:
-    """The numbers of all messages that a consumer of a queue gets."""
-    found, offset = [], 0
-    with lq.MessageStore.open(root, config=config()) as made:
-        while offset < made.queue_offsets("t", queue_id)[1]:
-            answer = made.get("t", queue_id, offset)
-            found += [int(message.body) for message in answer.messages]
-            offset = answer.next_offset
-    return found
 
 
 def kinds(root: Path) -> list[str]:
@@ -171,18 +153,7 @@ def test_an_interrupted_recovery_keeps_the_right_queue(tmp_path: Path) -> None:
     entries = queue_bytes(root)
     harm(root, places[20], 1)
     overwrite(root / "consumequeue/t/0" / f"{0:020d}", 20 * 3, bytes(range(20)))
-    whole = StoppedDisk()
-    shutil.copytree(root, tmp_path / "whole")
-    lq.recover(tmp_path / "whole", apply=True, config=config(), disk=whole)
-    assert queue_bytes(tmp_path / "whole") == entries
-    for number in whole.stops:
-        copy = tmp_path / "copy"
-        shutil.copytree(root, copy)
-        with pytest.raises(KeyboardInterrupt):
-            lq.recover(copy, apply=True, config=config(), disk=StoppedDisk(number))
-        lq.recover(copy, apply=True, config=config())
-        assert queue_bytes(copy) == entries, whole.order[number]
-        shutil.rmtree(copy)
+    require_any_interruption_is_harmless(root, tmp_path, entries)
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
