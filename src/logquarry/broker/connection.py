@@ -352,8 +352,8 @@ class Connection(asyncio.Protocol):
             self._out.append(command.body)
         self._out_bytes += len(head) + len(command.body)
         if self._out_bytes > _WRITE_LIMIT:
-            # Many requests in the received bytes can have large answers. So write these answers
-            # before the next request is answered.
+            # The received bytes can contain many requests, each with a large answer. So write the
+            # answers that wait, before the next request is answered.
             self._flush()
 
     def _flush(self) -> None:

@@ -36,7 +36,7 @@ def _open_files() -> int:
     Before Linux 6.2, and on other systems, the result is the lowest free number. It is too low if
     files with lower numbers were closed.
     """
-    # The size is 0 before Linux 6.2. A list of the folder would show the number too, but takes
+    # The size is 0 before Linux 6.2. Do not count the entries of the folder instead: that takes
     # milliseconds if thousands of files are open.
     with suppress(OSError):
         count = _OPEN_FILES.stat().st_size
@@ -94,5 +94,7 @@ class NewQueues:
             self._awaited.discard(key)
 
     def failed(self, topic: str, queue_id: int) -> None:
-        """Record that a message was not put: it opens no files."""
+        """Record that the message for a new queue was not put, so no files of the queue will be
+        opened.
+        """
         self._awaited.discard((topic, queue_id))

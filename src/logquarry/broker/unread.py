@@ -58,7 +58,7 @@ class UnreadAnswers:
             self._total -= old
 
     def _reduce(self) -> None:
-        # Some of these clients may have read answers since their last note.
+        # Some of these clients may have read answers since the last call of note() for them.
         for sender in list(self._bytes):
             self._set(sender, sender.unread())
         while self._total > self._most:

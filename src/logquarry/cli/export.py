@@ -378,7 +378,7 @@ def compact(
     """Merge the small files of an export.
 
     DEST is a folder of Parquet, or the folder or URL of a Delta or Iceberg table. The rows stay the
-    same. In a folder of Parquet, the large files replace the small files. In a table, older
+    same. In a folder of Parquet, the merged files replace the small files. In a table, older
     versions of the table still use the small files, so these files remain until you vacuum the
     table. During a compaction, an export may write to the table.
 

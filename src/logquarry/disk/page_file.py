@@ -50,9 +50,9 @@ class PageFile(OpenFile):
     """A small file of fixed size, open for writing. A missing file is created with zeros.
 
     If the disk cannot read the page, the old file is moved to quarantine, and a new file replaces
-    it. The old file cannot be kept, because a write to a part of the page would first read the
-    page, and fail. A failed :meth:`sync` or :meth:`write_durably` poisons the store, and raises
-    StoreUnavailable.
+    it. The old file would stay unusable: to write a part of the page, the operating system first
+    has to read the page. A failed :meth:`sync` or :meth:`write_durably` poisons the store, and
+    raises StoreUnavailable.
     """
 
     def __init__(self, disk: Disk, path: Path, size: int, root: Path) -> None:

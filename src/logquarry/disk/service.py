@@ -186,10 +186,10 @@ class Service(ABC):
     """A daemon thread that runs :meth:`run_once` at an interval, or after :meth:`wakeup`.
 
     If :meth:`run_once` raises SyncDelayed, the service runs again after the interval. It does so
-    too if :meth:`run_once` raises another error of the classes in ``retried``, and the store may
-    still be written. If :meth:`run_once` raises another StoreUnavailable, for example because the
-    store is poisoned, the service ends. After any other exception, the thread poisons the store and
-    ends.
+    too if :meth:`run_once` raises an error of the classes in ``retried``, and the store may still
+    be written. If :meth:`run_once` raises StoreUnavailable for any other reason, for example
+    because the store is poisoned, the service ends. After any other exception, the thread poisons
+    the store and ends.
 
     The service logs the first of several failures in a row, and each failure with another text than
     the failure before. It also logs the first success after a failure.

@@ -124,8 +124,8 @@ def _check_dead_letters(plan: LoadPlan) -> None:
 def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
     """Append segments to one store, unless it already has the load. Then remove the segments.
 
-    The segments of this store are removed here, and not only after the append to the last store. So
-    their memory and disk blocks are free for the log of the next store.
+    If several stores are loaded one after the other, the log of the next store can then use the
+    memory and the disk blocks of these segments.
 
     Raises StoreError if the messages cannot be put into their queues. The log then already has
     the load, and the next opening of the store puts its messages into the queues.

@@ -235,7 +235,7 @@ class StoreLayout:
         return f"{self.log_folders.paths[0]}/{base:0{store_files.NAME_DIGITS}d}"
 
     def why_no_log_file(self, path: str) -> str | None:
-        """Explain why there is something else at the path of a log file; None if there is not."""
+        """Explain why a log file's path is not a file; None if it is one, or nothing is there."""
         target = self.filesystem.broken_link(path)
         if target is not None:
             return f"its file is a link to {target}, which does not exist: mount that disk"

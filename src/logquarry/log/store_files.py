@@ -188,8 +188,10 @@ def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
 
 
 def shown_sizes(sequences: Sequence[Sequence[StoreFile]]) -> set[int]:
-    """Return the sizes of files that also are the distance between the names of two neighbouring
-    files.
+    """Return the sizes of files that are probably their full sizes.
+
+    The distance between the names of two neighbouring files is the full size of the first file. So
+    a size is returned if some files have it, and two neighbouring names have it as their distance.
     """
     sizes = {file.size for files in sequences for file in files if file.size}
     return sizes & {b.base - a.base for files in sequences for a, b in pairwise(files)}

@@ -390,8 +390,8 @@ class _QueuePlanner:
         ends = starts + np.concatenate([u["size"].astype(np.int64) for u in units])
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
-        # Entries of different queues may point to the same frame, if both have the same size. All
-        # other entries must not overlap.
+        # Entries of different queues may point to the same frame, if both have the same size. No
+        # other two entries may overlap.
         agree = np.where(starts[1:] == starts[:-1], ends[1:] == ends[:-1], starts[1:] >= ends[:-1])
         if not agree.all():
             return None

@@ -77,10 +77,10 @@ class ConfigSyncStatus(NamedTuple):
 
     Attributes:
         master: host:port of the master's broker.
-        times: number of copies made so far, without the failed ones.
-        last: result of the last copy that did not fail; None before the first one.
-        trouble: the reason why the last copy failed, or its :attr:`ConfigSynced.problems`; empty if
-            there were none.
+        times: number of successful copies so far.
+        last: result of the last successful copy; None before the first one.
+        trouble: the reason why the latest copy failed. If it succeeded with problems: its
+            :attr:`ConfigSynced.problems`. Empty if there were none.
         has_ended: whether an error has stopped the thread that copies.
     """
 

@@ -149,10 +149,10 @@ def rebuild_stores(
 
     Raises:
         StoreNotFound: if a path is not a store.
-        StoreUnavailable: in the cases of :func:`rebuild`. The first error cancels all other
-            rebuilds that are not complete.
-        UsageError: in the cases of :func:`rebuild`; with ``resume``, also if a folder of ``into``
-            belongs to another store or was built with other settings.
+        StoreUnavailable: for the same reasons as in :func:`rebuild`. The first error cancels all
+            other rebuilds that are not complete.
+        UsageError: for the same reasons as in :func:`rebuild`. With ``resume``, also if a folder of
+            ``into`` belongs to another store or was built with other settings.
     """
     if resume and into is None:
         raise UsageError("resume: needs a target folder: a rebuild in place leaves no notes")

@@ -198,7 +198,7 @@ def salvage_stores(
             ``resume``, the folder can contain files of an earlier salvage of the same store.
         StoreUnavailable: if a store cannot be read or written. An error in one store ends the
             salvage of all stores.
-        CorruptStore: in the cases of :func:`salvage`.
+        CorruptStore: for the same reasons as in :func:`salvage`.
     """
     folder = None if into is None else local_folder(into)
     places = _places(stores, config, storage_options)

@@ -130,8 +130,9 @@ class LogFeed:
 
     def note_flushed(self, offset: int) -> None:
         """After the log was synced up to an offset, raise the durable offset."""
-        # Bytes of another store's log may end inside a frame. The durable offset must lie between
-        # two frames: use the end of the vouched bytes, or else of the dispatched frames.
+        # Bytes of another store's log may end inside a frame, but the durable offset must lie
+        # between two frames. So use the offset that vouch() was called with. Without such a call,
+        # use the end of the last dispatched frame.
         if self.writer.has_foreign:
             vouched = self.dispatcher.limit
             offset = min(offset, self.dispatcher.offset if vouched is None else vouched)

@@ -312,8 +312,8 @@ class Services:
             return part
 
     def _wait_dispatched(self) -> None:
-        # If bytes that were copied from another store end inside a frame, the wait below would
-        # never end. In this case, adopt() raises an error.
+        # Bytes that were copied from another store may end inside a frame. The wait below would
+        # then never end, so adopt() raises an error in this case.
         self._engine.feed.adopt()
         self._engine.wait_dispatched(None, None)
 

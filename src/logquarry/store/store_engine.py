@@ -315,7 +315,7 @@ class StoreEngine:
         )
 
     def _append_rules(self) -> AppendRules | None:
-        """Return the append rules of dialect 3.1 or for property CRCs; None for those of 4.9."""
+        """Return the append rules of 3.1 or of property CRCs; None if the rules of 4.9 apply."""
         table = self.files.transactions
         if table is None:
             return PropertyCrcRules() if self._has_property_crc else None

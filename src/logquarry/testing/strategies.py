@@ -263,7 +263,7 @@ def place(items: Iterable[Frame], *, file_size: int, start: int = 0, fill: bytes
     Args:
         items: the frames; their PHYSICALOFFSET is ignored.
         start: physical offset of the first file.
-        fill: bytes for the rest of a blank, repeated.
+        fill: bytes that are repeated to fill a blank after its first 8 bytes.
 
     Raises:
         ValueError: if a frame does not fit into a file.

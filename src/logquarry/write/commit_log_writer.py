@@ -446,7 +446,8 @@ class CommitLogWriter(LogAppender):
             for place in (0, 2, 10, 12, 13, 14, 15):
                 if fields[place] is not first[place] and fields[place] != first[place]:
                     return 0
-            # The message itself owns its property string, except if it has a map of properties.
+            # A message without a map of properties keeps its property string in memory as long as
+            # the kernel needs it.
             if type(body) is not bytes or fields[5] is not None:
                 return 0
             if self._fill(cython.address(items[0][number]), messages[number], body) is None:

@@ -370,7 +370,7 @@ def falls(starts: Int64, stops: Int64, expected: int) -> list[int]:
 
 
 def _new_part(entries: BatchEntries, expected: int) -> BatchEntries:
-    """Return the part of new entries that the queue does not have yet.
+    """Return the part of ``entries`` that the queue does not have yet.
 
     Entries with only known queue offsets are removed. If the queue has only the first messages of
     an entry, the entry is shortened to the other messages. Writers of queues with 20-byte entries

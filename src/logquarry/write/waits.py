@@ -133,7 +133,8 @@ class ReplicaWait:
             assert self.connected >= 0
 
     def acknowledge(self, offset: int, since: int = 0) -> None:
-        """Record that a slave has the log up to an offset, and end the waits for offsets up to it.
+        """Record that a slave has the log up to an offset, and end all waits for this and earlier
+        offsets.
 
         ``since`` is the physical offset of the first byte that the slave received in this
         connection.

@@ -143,8 +143,8 @@ def walk(
     :func:`check_frame` for the first arguments.
 
     The walk ends before a frame that starts at or after ``stop``, at bytes that are not a sound
-    frame, or when ``rows`` is full. With ``has_heads``, the head of a DLedger entry may be before a
-    frame. Returns the number of frames, the position after them, and a code.
+    frame, or when ``rows`` is full. With ``has_heads``, a frame may follow the
+    head of a DLedger entry. Returns the number of frames, the position after them, and a code.
     """
     count = 0
     asked = position

@@ -8,8 +8,8 @@ PREPARED or ROLLBACK frame is *harmed* if all these conditions are true:
   frame's physical offset, size and tags code.
 - The search for a neighbour of this entry finds one: an entry at most ``_MOST_NEIGHBOURS`` entries
   away, whose frame names the queue and the entry's queue offset. If the queue has only one entry,
-  it needs no neighbour. Without this condition, an old entry of a message that was cut off could
-  seem to prove a harmed type.
+  it needs no neighbour. Without this condition, the old entry of a message that a recovery has
+  removed from the log could be mistaken for evidence of a harmed type.
 
 PREPAREDTRANSACTIONOFFSET shows the right type. A broker sets the field only for the types COMMIT
 and ROLLBACK, so the right type is COMMIT if the field is not 0. If it is 0, the right type is NOT,

@@ -232,7 +232,7 @@ class QueuesAudit:
         )
 
     def differences(self, log_end: int, lost: SpanSet, *, is_explained: bool) -> Iterator[Finding]:
-        """Yield all differences, queue by queue; call :meth:`settle` before. ``is_explained`` is
+        """Yield all differences, queue by queue. Call :meth:`settle` first. ``is_explained`` says
         whether a crash explains missing entries.
         """
         for key in sorted({*self._seen, *self._names}):

@@ -147,7 +147,7 @@ class RightOffsets(ABC):
         if offset >= 0 and self._has(offset, entries):
             return False
         if offset > expected:
-            # If the next message has a still higher queue offset, allow a larger gap: an earlier
+            # If the queue offset of the next message is even higher, allow a larger gap: an earlier
             # salvage can have removed damaged bytes on both sides of the message.
             rises = following is not None and following > offset
             return offset - expected > self._room(entries) + (SMALL_GAP if rises else 0)

@@ -408,8 +408,8 @@ class _Search:
 
     def _resume(self, other: memoryview) -> None:
         """Search the rest of the load for ``other``, a frame that follows damage in the log."""
-        # If the load has several frames that equal this one, only the size of the damage shows
-        # which of them it is.
+        # The load can have several frames equal to this one. Then only the size of the damage shows
+        # which of them the log has here.
         place = self._behind_damage
         if place is None or not put_frames.same(self.load.frame(place), other):
             place = self.load.find(other, self.place)

@@ -307,7 +307,8 @@ class RetentionRules:
         arguments.optional(arguments.offset, self.older_than_ms, "older_than_ms")
         arguments.optional(arguments.offset, self.keep_bytes, "keep_bytes")
         arguments.optional(arguments.count, self.most_files, "most_files")
-        # NaN is in no range. As a limit, it would allow every deletion.
+        # NaN is not in the range, so it is rejected. If it were the limit, every deletion would be
+        # allowed.
         if self.max_disk_ratio is not None and not 0 < self.max_disk_ratio <= 1:
             raise UsageError(
                 f"the use of the disk is {self.max_disk_ratio:.0%}, and must be in 0..100%"
