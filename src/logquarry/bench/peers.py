@@ -75,11 +75,11 @@ PEERS: Final = {"lmdb": _lmdb, "rocksdict": _rocksdict, "sqlite3": _sqlite3}
 
 
 def prime(folder: Path, gib: int) -> None:
-    """Write a file of ``gib`` GiB and remove it, so that its pages of memory are free.
+    """Write a file of ``gib`` GiB and remove it, so that the memory pages that it used are free.
 
     In a virtual machine, the host may have to provide a page first, and this takes up to ten times
     as long as the use of a free page. A host may also take back pages that were free for a second
-    or two, so call this just before the clock starts.
+    or two, so call this function just before the measurement.
     """
     if not gib:
         return

@@ -65,7 +65,8 @@ class Timing(NamedTuple):
 
 
 def ensure_store(folder: Path, **given: Any) -> Path:
-    """Return the store in a folder. If it is missing, make one with RocketMQ's file sizes.
+    """Return the store in a folder. If the folder has no store, make a store with RocketMQ's file
+    sizes.
 
     An interrupted call leaves no incomplete store. The arguments are those of
     :func:`logquarry.testing.builder.fill`.

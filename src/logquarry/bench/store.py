@@ -80,7 +80,7 @@ class Load:
         warmup: number of messages that are put before the measurement. None means a quarter of
             ``n``, but at least 200,000 messages or 1 GiB of bodies, whichever is less. With
             ``is_sync``, None means ``n``, but at most 2,000.
-        prime: only for puts: GiB of memory to use and free just before the clock starts
+        prime: only for puts: GiB of memory to use and free just before the measurement
             (:func:`logquarry.bench.peers.prime`).
 
     Raises:
@@ -121,12 +121,12 @@ class Load:
         return max(least, self.n // 4)
 
     def prepared(self, most: int) -> int:
-        """Return how many batches to prepare before the measurement: at most ``most``."""
+        """Return the number of batches to prepare before the measurement, at most ``most``."""
         return max(1, min(most, _MOST_PREPARED // max(1, self.batch * self.body)))
 
 
 class Bench:
-    """Puts the messages of a load into a store. Measures these puts, or gets, or a consumer."""
+    """Puts the messages of a load into a store. Measures the puts, the gets, or a consumer."""
 
     def __init__(self, store: StoreWriter, load: Load) -> None:
         self._store = store

@@ -1,10 +1,10 @@
 """Checks the signature of each request, and the permissions of its account
 (``PlainPermissionManager``).
 
-The signature is an HMAC-SHA1. It is computed over the values of all header fields, sorted by field
-name, and then the body. For some requests (batches, ends of transactions, offsets, searches and
-locks), RocketMQ checks only the signature. This broker also checks the permission. Requests for
-which this module has no rule are allowed only to administrators.
+The signature is an HMAC-SHA1 of the values of all header fields, sorted by field name, and of the
+body after them. For some requests (batches, ends of transactions, offsets, searches and locks),
+RocketMQ checks only the signature; this broker also checks the permission of the account. Requests
+for which this module has no rule are allowed only to administrators.
 """
 
 from __future__ import annotations
@@ -148,8 +148,9 @@ class Account:
 
     def require_producer(self, group: str) -> None:
         """Raise Refused if the account is not allowed to be a member of a producer group."""
-        # In RocketMQ, the groups of an account are consumer groups. So if this account does not
-        # list the producer group, it needs only the permission PUB for any topic.
+        # In RocketMQ, the groups of an account are consumer groups, so an account usually does not
+        # list its producer groups. An unlisted producer group is allowed if the account has the
+        # permission PUB for at least one topic.
         if group in self.groups:
             may_send = PUB in self.groups[group]
         else:
@@ -183,7 +184,7 @@ class AccessControl:
     def from_file(cls, path: Path) -> AccessControl:
         """Read accounts from a TOML file.
 
-        Its keys have the same names as in RocketMQ's ``plain_acl.yml``.
+        The keys have the same names as in RocketMQ's ``plain_acl.yml``.
         """
         try:
             with path.open("rb") as file:

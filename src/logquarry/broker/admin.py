@@ -82,7 +82,7 @@ class Queries(Part):
 
     @answers(RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET)
     async def end_of_queue(self, request: Request) -> None:
-        """Answer with a queue's first queue offset, or with its end (the last one plus 1)."""
+        """Answer with a queue's first queue offset, or with its end (last queue offset plus 1)."""
         fields, store = request.fields, self._core.store
         job = partial(store.queue_offsets, fields["topic"], fields["queueId"])
         first, end = await self._core.slow(job)
@@ -206,7 +206,7 @@ class Admin(Part):
 
     @answers(RequestCode.DELETE_TOPIC_IN_BROKER)
     async def delete_topic(self, request: Request) -> None:
-        """Remove a topic from the table. Its messages stay until their files expire."""
+        """Remove a topic from the table. The topic's messages stay until their files expire."""
         core, name = self._core, request.fields["topic"]
         if name in core.tables.system_topics:
             raise Refused(f"{name[:200]} is a system topic")
@@ -282,7 +282,7 @@ class Admin(Part):
 
     @answers(RequestCode.DELETE_SUBSCRIPTIONGROUP)
     async def delete_group(self, request: Request) -> None:
-        """Remove a subscription group. With ``removeOffset``, also remove its offsets."""
+        """Remove a subscription group. With ``removeOffset``, also remove the group's offsets."""
         core, fields = self._core, request.fields
         # RocketMQ 5 has renamed the field to cleanOffset.
         with_offsets = fields["removeOffset"] or fields["cleanOffset"]
@@ -343,8 +343,7 @@ class Admin(Part):
     def all_producers(self, request: Request) -> None:
         """Answer with the connected producers of all groups (``ProducerTableInfo``)."""
         core = self._core
-        # ``seen`` is a time of the monotonic clock. Convert it to the broker's clock for the
-        # answer.
+        # ``seen`` is a time of the monotonic clock; the answer needs times of the broker's clock.
         shift = core.clock() - round(time.monotonic() * 1_000)
         data = {
             group: [
@@ -410,7 +409,9 @@ class Admin(Part):
 
     @answers(RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY)
     async def forward(self, request: Request) -> None:
-        """Forward a request to a consumer: to report its state, or to consume one message."""
+        """Forward a request to a consumer: a request for its state, or a request to consume one
+        message.
+        """
         fields = request.fields
         group, client_id = fields["consumerGroup"], fields["clientId"]
         client = self._core.clients.consumer(group, client_id)
@@ -447,7 +448,8 @@ class Admin(Part):
 def _topic_of(fields: Mapping[str, Any]) -> TopicConfig:
     for attribute in fields["attributes"].split(","):
         name = attribute.strip().partition("=")[0].lstrip("+-")
-        # RocketMQ's dashboard gives each topic a message type. Only RocketMQ's proxy uses it.
+        # RocketMQ's dashboard gives each topic a message type. Ignore the type, because only
+        # RocketMQ's proxy uses it.
         if name not in ("", _MESSAGE_TYPE):
             raise Refused(
                 f"the broker does not support the attribute {name[:80]!r}: "

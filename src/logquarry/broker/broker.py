@@ -245,8 +245,10 @@ class Broker:
 
     @property
     def store(self) -> StoreWriter:
-        """The open store. In a read-only broker, its methods that write raise StoreUnavailable."""
-        # A reader is cast to a writer too, so that type checkers accept all methods.
+        """The open store. In a read-only broker, the store's methods that write raise
+        StoreUnavailable.
+        """
+        # The cast makes type checkers accept calls of all methods, even if the store is a reader.
         return cast(StoreWriter, self.core.store)
 
     @property
@@ -262,7 +264,7 @@ class Broker:
 
     @property
     def is_address_chosen(self) -> bool:
-        """Whether the broker listens on all addresses, so that it had to choose one for clients."""
+        """Whether the broker listens on all addresses, and chose the address for clients."""
         return self.options.advertise is None and is_wildcard(self.options.host)
 
     @property
@@ -273,7 +275,7 @@ class Broker:
     def lags(self) -> dict[str, int]:
         """Return the lag of each connected group, in messages.
 
-        Expired messages do not count. A queue whose end is unknown counts as 0.
+        Expired messages do not count. A queue whose end is unknown has the lag 0.
         """
         core = self.core
         found: dict[str, int] = {}
@@ -407,8 +409,8 @@ def _host_bytes(host: str, port: int) -> bytes:
 
 
 async def _save_tables(core: Core) -> None:
-    # Log the error and continue: otherwise it would end the housekeeping, or the stop of the
-    # broker.
+    # Log the error and continue. Otherwise the error would end the housekeeping, or keep a stopping
+    # broker from closing its store.
     for what, save in (
         ("the offsets of the groups", core.tables.save_offsets),
         ("topics and groups", core.tables.save),

@@ -1,8 +1,8 @@
 """The producers and consumers that are connected (``ProducerManager``, ``ConsumerManager``).
 
-A heartbeat adds a client to the groups in it. The client stays in them until it unregisters or its
-connection ends. When a consumer joins or leaves a group, the broker notifies the consumers of the
-group, so that they assign the queues again.
+A heartbeat adds a client to the groups that the heartbeat names. The client stays in these groups
+until the client unregisters or its connection ends. When a consumer joins or leaves a group, the
+broker notifies the consumers of the group, so that the consumers distribute the queues again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TopicFilter:
 
     @cached_property
     def expression(self) -> tuple[str | None, SqlFilter | None]:
-        """The tag expression, or the SQL92 filter. It is parsed when it is first used."""
+        """The tag expression, or the SQL92 filter. The text is parsed at the first use."""
         # A heartbeat may contain thousands of subscriptions, of which only few are ever used.
         return parse_expression(
             str(self.document.get("subString") or ""), self.document.get("expressionType")
@@ -300,7 +300,7 @@ class Clients:
     def producer_of(self, group: str, topic: str) -> Client | None:
         """Return a producer of a group that may send to the topic; None if there is none.
 
-        If there are several, each call returns the next one in turn.
+        If there are several such producers, the calls return them in turn.
         """
         found = self.producers.get(group, {}).values()
         members = [client for client in found if client.may_publish(topic)]

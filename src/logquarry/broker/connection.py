@@ -55,8 +55,8 @@ _MOST_HANDSHAKES: Final = 256
 class Request:
     """A request of a client.
 
-    ``account`` is the account that signed the request. It is None if the broker has no accounts, or
-    if the request is not signed and needs no account.
+    ``account`` is the account that signed the request. ``account`` is None if the broker has no
+    accounts, or if the request is not signed and needs no account.
     """
 
     command: RemotingCommand
@@ -124,7 +124,7 @@ class Server(Protocol):
         """Add ``change`` to the bytes of incomplete frames of all connections; return the sum."""
 
     def admit(self, request: Request) -> None:
-        """Count a request. Raise Refused if its client may not make it."""
+        """Count a request. Raise Refused if the client is not allowed to make this request."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine as a task, which the server cancels when it stops."""
@@ -315,7 +315,7 @@ class Connection(asyncio.Protocol):
             request.fail(error)
 
     def hold(self) -> None:
-        """Do not count a request as in progress from now on: it has become a long poll."""
+        """Stop counting a request as in progress, because it has become a long poll."""
         self.pending -= 1
         if self._backlog:
             self._work()
@@ -352,14 +352,14 @@ class Connection(asyncio.Protocol):
             self._out.append(command.body)
         self._out_bytes += len(head) + len(command.body)
         if self._out_bytes > _WRITE_LIMIT:
-            # The received bytes can contain many requests, each with a large answer. So write the
-            # answers that wait, before the next request is answered.
+            # The received bytes can contain many requests, each with a large answer. So send the
+            # waiting answers before the broker answers the next request.
             self._flush()
 
     def _flush(self) -> None:
         transport = self._transport
         if self._out and transport is not None and not transport.is_closing():
-            # The first call records that the client has read the answers of the last flush.
+            # The first call records how much of the last flush the client has read.
             note = self._server.unread_answers.note
             note(self, self.unread())
             data = b"".join(self._out)
@@ -385,7 +385,7 @@ class Connection(asyncio.Protocol):
     def tell(
         self, code: RequestCode, fields: Mapping[str, str] | None = None, body: bytes = b""
     ) -> None:
-        """Send a one-way request. Drop it if too many bytes already wait to be sent."""
+        """Send a one-way request. Drop the request if too many bytes already wait to be sent."""
         # Dropping a request only delays its effect: clients rebalance at intervals anyway, and the
         # broker checks an open transaction again.
         if not self.is_writable:

@@ -120,7 +120,7 @@ class Consuming(Part):
         request.reply(fields={"offset": str(offset)})
 
     def _start_of(self, topic: str, queue_id: int) -> int | None:
-        # The rule is that of RocketMQ's checkInDiskByConsumeOffset. A new group starts at 0 if the
+        # RocketMQ's checkInDiskByConsumeOffset has the same rule. A new group starts at 0 if the
         # queue still has its first message, and if this message is so near to the log's end that
         # RocketMQ would expect it in memory. In all other cases the client's ConsumeFromWhere
         # determines the start.
@@ -293,8 +293,8 @@ def _stats(core: Core, group: str, topics: list[TopicConfig]) -> QueueStats:
                 "brokerOffset": end,
                 "consumerOffset": offset,
                 "lastTimestamp": time_ms,
-                # mqadmin 5 shows the difference between pullOffset and consumerOffset as messages
-                # in flight.
+                # mqadmin 5 shows pullOffset minus consumerOffset as the number of messages in
+                # flight. The broker does not count these messages, so both offsets are equal.
                 "pullOffset": offset,
             }
             found.append((core.queue_key(topic.name, queue_id), stats))

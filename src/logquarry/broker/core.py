@@ -76,7 +76,7 @@ class Mailbox(Generic[T]):
             try:
                 self._take(item)
             except Exception:
-                # Continue with the next item, because it is the answer to another client.
+                # Continue with the next item, because other clients wait for the next items.
                 logger.exception("an item of another thread was not taken")
 
 
@@ -114,7 +114,7 @@ class Lane:
             self._new = []
 
     async def run(self, job: Callable[[], T]) -> T:
-        """Add a job, even if too many jobs wait. Wait for its result and return it."""
+        """Add a job, even if too many jobs wait; return the result when the job is done."""
         future: asyncio.Future[T] = self._loop.create_future()
 
         def done(result: Any, error: BaseException | None) -> None:
@@ -224,7 +224,7 @@ class Core:
     large_answers: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def require_topic(self, name: str, permission: int) -> TopicConfig:
-        """Return a topic. Raise Refused if there is no such topic, or if it lacks a permission."""
+        """Return a topic. Raise Refused if the topic does not exist or lacks a permission."""
         topic = self.tables.topic(name)
         if topic is None:
             raise Refused(
@@ -241,7 +241,8 @@ class Core:
         Raise Refused if the topic lacks a permission or has no such queue.
         """
         topic = self.require_topic(name, permission)
-        # If write_queues was reduced, the removed queues can still have messages and offsets.
+        # Except for READ, allow all queues that can be read or written: if write_queues was
+        # reduced, the removed queues can still have messages and offsets.
         count = topic.read_queues if permission == READ else max(topic[1:3])
         if not 0 <= queue_id < count:
             raise Refused(
@@ -324,7 +325,7 @@ def answers(*codes: RequestCode) -> Callable[[_Method], _Method]:
 class Part:
     """A part of the broker that answers some kinds of requests.
 
-    Its methods that are marked with :func:`answers` are the handlers.
+    The methods with the decorator :func:`answers` are the handlers of requests.
     """
 
     def __init__(self, core: Core) -> None:
@@ -437,8 +438,8 @@ def _bound_at_one_port(host: str, port: int) -> list[socket.socket]:
         try:
             return _bound(host, port)
         except OSError as error:
-            # The system chose the port for the first address, and another process may use it at the
-            # next address. In this case, try again with another port.
+            # The system chose a port that is free at the first address, but another process may use
+            # this port at the next address. In this case, try another port.
             if port or error.errno != errno.EADDRINUSE:
                 raise
     return _bound(host, port)
@@ -452,8 +453,8 @@ def _bound(host: str, port: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for family, address in dict.fromkeys((one[0], one[4]) for one in found):
-            # Clients learn only one port. If the system chose it for the first address, use the
-            # same port for the other addresses.
+            # Clients learn only one port. If the system chose the port for the first address, use
+            # the same port for the other addresses.
             chosen = port or (sockets[0].getsockname()[1] if sockets else 0)
             where = (address[0], chosen, *address[2:])
             sockets.append(socket.create_server(where, family=family, backlog=_BACKLOG))

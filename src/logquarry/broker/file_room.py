@@ -25,19 +25,19 @@ _FILES_OF_QUEUE: Final = 2
 
 def is_near_limit(number: int) -> bool:
     """Whether the number of an open file is in the last eighth of the allowed numbers."""
-    # A new file gets the lowest free number. So if the broker closes each socket with such a number
-    # at once, connections take no number in the last eighth: the store can use them.
+    # A new file or socket gets the lowest free number. The broker closes each new socket whose
+    # number is in the last eighth, so that the store can use these numbers for its files.
     return number > file_limit() // 8 * 7
 
 
 def _open_files() -> int:
     """Count the open files of this process.
 
-    Before Linux 6.2, and on other systems, the result is the lowest free number. It is too low if
-    files with lower numbers were closed.
+    Before Linux 6.2, and on other systems, the result is the lowest free number. This result is too
+    low if a file was closed while files with higher numbers stay open.
     """
-    # The size is 0 before Linux 6.2. Do not count the entries of the folder instead: that takes
-    # milliseconds if thousands of files are open.
+    # From Linux 6.2 on, the size of this folder is the number of open files; before, it is 0. To
+    # count the folder's entries would take milliseconds if thousands of files are open.
     with suppress(OSError):
         count = _OPEN_FILES.stat().st_size
         if count:
@@ -46,7 +46,7 @@ def _open_files() -> int:
 
 
 def _next_number() -> int:
-    """Return the number that the system would give to the next file; the limit if it gives none."""
+    """Return the number that the next opened file would get; the limit if no file can be opened."""
     try:
         descriptor = os.open(os.devnull, os.O_RDONLY)
     except OSError:
@@ -69,7 +69,8 @@ class NewQueues:
         """
 
     def require_room(self, topic: str, queue_id: int) -> None:
-        """Raise Refused for a new queue if three quarters of the files are open.
+        """Raise Refused for a new queue if the process has three quarters of the allowed files
+        open.
 
         The log, the index, the known queues and the connections use the rest.
         """
@@ -88,7 +89,7 @@ class NewQueues:
         self._awaited.add(key)
 
     def opened(self, key: QueueKey) -> None:
-        """Record that the files of a queue are open: after a dispatch to it, or a read of it."""
+        """Record that a dispatch or a read has opened the files of a queue."""
         if key not in self._known:
             self._known.add(key)
             self._awaited.discard(key)

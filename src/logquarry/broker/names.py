@@ -1,8 +1,8 @@
 """The name server: answers requests for routes and topics (``DefaultRequestProcessor``).
 
-It serves only the broker in its own process. Other brokers cannot register with it. It also stores
-settings of tools as keys and values (``KVConfigManager``), in the store's file
-``config/kvConfig.json``.
+The name server serves only the broker in its own process. Other brokers cannot register with it.
+The name server also stores settings of tools as keys and values (``KVConfigManager``), in the
+store's file ``config/kvConfig.json``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Names(Part):
         )
         broker = self._broker()
         if is_strict:
-            # The field comes from RocketMQ 5. The Rust client needs it.
+            # Servers before RocketMQ 5 do not send this field, but the Rust client needs it.
             broker["enableActingMaster"] = False
         document = {
             "brokerDatas": [broker],
@@ -209,7 +209,7 @@ class KeyValues(Part):
         return {name: dict(values) for name, values in (await self._namespaces()).items()}
 
     async def _save(self, changed: Namespaces) -> None:
-        # Change the settings in memory only after the save: if it fails, they still match the file.
+        # Save first: if the save fails, the settings in memory still match the file.
         await self._core.slow(lambda: self._file.save(changed))
         self._found = changed
 

@@ -43,8 +43,8 @@ class BrokerOptions:
             (``autoCreateSubscriptionGroup``).
         queues: if a send creates a topic, the topic gets at most this many queues
             (``defaultTopicQueueNums``).
-        read_only: whether the broker opens the store only for reading. Then it refuses sends, and
-            writes no offsets to the store.
+        read_only: whether the broker opens the store only for reading. The broker then refuses
+            sends, and writes no offsets to the store.
         offsets: folder in which a ``read_only`` broker saves the offsets of groups; None to keep
             them only in memory.
         poll_ms: milliseconds between two searches of a ``read_only`` broker for new messages.
@@ -102,8 +102,8 @@ class BrokerOptions:
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, and must be at least 0")
         for name in ("name", "cluster"):
-            # Limit the names: each is also the name of a topic, and each message has the cluster's
-            # name as a property.
+            # Limit both names, because each name is also the name of a topic, and because each
+            # message gets the cluster's name as a property.
             given = getattr(self, name)
             if not given.isprintable() or not given.strip() or len(given) > _LONGEST_NAME:
                 option = "--cluster" if name == "cluster" else "--broker-name"
@@ -142,7 +142,9 @@ class BrokerOptions:
 
 
 def make_offsets_folder(offsets: Path, store: str | Path) -> None:
-    """Create the folder in which a read-only broker saves offsets. It must be outside the store."""
+    """Create the folder in which a read-only broker saves offsets. The folder must be outside the
+    store.
+    """
     if lies_in_store(offsets, store):
         raise UsageError(
             f"{offsets} lies in the store, and the broker changes no file there: give another "

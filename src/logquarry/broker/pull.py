@@ -1,8 +1,8 @@
 """Answers the pulls of consumers, with long polling (``PullMessageProcessor``).
 
 If a pull finds no message, the broker holds it: it keeps the pull in memory, and no thread waits.
-When a message arrives in the pull's queue, the broker reads for the pull again. If none arrives
-until the pull's deadline, the broker answers PULL_NOT_FOUND.
+When a message arrives in the pull's queue, the broker reads the queue again. If no message arrives
+before the pull's deadline, the broker answers PULL_NOT_FOUND.
 
 If the filter of a held pull excludes all new messages, the broker continues to hold the pull, as
 RocketMQ does (``PullRequestHoldService``). For a filter by tags, it compares the tags codes of the
@@ -87,8 +87,8 @@ class Pull:
         deadline: time on the event loop's clock until which the pull may be held; 0 if it must not
             be held.
         has_moved: whether ``offset`` was moved past messages that the filter excludes.
-        awaited: usually -1. If the last read did not reach the known end of the queue, this end;
-            the broker then reads again.
+        awaited: the known end of the queue, if the last read did not reach this end, so that the
+            broker reads again; otherwise -1.
     """
 
     request: Request
@@ -115,7 +115,8 @@ class Pull:
     def excludes(self, codes: frozenset[int]) -> bool:
         """Whether the pull's tags exclude all messages that have one of these tags codes.
 
-        For a long filter, the answer is False. Then another thread reads for the pull.
+        For a long filter, the result is always False, and another thread reads the messages for the
+        pull.
         """
         if self.tags is None or len(self.tags) > _LONGEST_CHECKED:
             return False
@@ -402,7 +403,7 @@ class Pulling(Part):
                 self._start(pull)
 
     def grown(self, key: QueueKey, end: int) -> None:
-        """Record the end of a queue, found by a search. If it is new, read for the held pulls."""
+        """Record the end of a queue. If the end has changed, read the queue for the held pulls."""
         first, known = self._ends.get(key, (0, 0))
         if end < known:
             # The end is lower than before. For example, the process that writes the store has
@@ -412,7 +413,7 @@ class Pulling(Part):
             self.arrived(key, end)
 
     def bounds_of(self, key: QueueKey) -> tuple[int, int]:
-        """Return the known start and end of a queue; 0 if they are not known."""
+        """Return the known start and end of a queue; (0, 0) if they are not known."""
         return self._ends.get(key, (0, 0))
 
     def forget(self, topic: str) -> None:

@@ -292,7 +292,7 @@ def _queue_id(topic: TopicConfig, queue_id: int) -> int:
 
 
 def most_retries(request: Request, settings: Mapping[str, Any]) -> int:
-    """Return how often a message is retried before it becomes a dead letter, possibly 0."""
+    """Return the number of retries (0 or more) after which a message becomes a dead letter."""
     # Only clients of RocketMQ 3.4.9 or later send this number. For others, use the setting of the
     # group.
     wanted: int | None = request.fields["maxReconsumeTimes"]
@@ -366,7 +366,7 @@ class Transactions(Part):
     def check(self, transaction: OpenTransaction) -> str:
         """Let the event loop send a check to a producer. The producer ends the transaction later.
 
-        The thread of the store's checks calls this method.
+        The store's thread that checks open transactions calls this method.
         """
         self._checks.post(transaction)
         return "unknown"
@@ -435,7 +435,7 @@ class Retrying(Part):
             core.new_queues.failed(back.topic, back.queue_id)
             raise refusal_of(error) from error
         # RETRY_TOPIC is the topic from which the message was first delivered. Count only topics
-        # that exist: a producer can write any text there, and the counts are never deleted.
+        # that exist: a producer can set the property to any text, and the counts are never deleted.
         topic = message.properties.get(props.RETRY_TOPIC, message.topic)
         if core.tables.topic(topic) is not None:
             core.counts.add_sent_back(topic, group)

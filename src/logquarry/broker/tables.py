@@ -121,9 +121,9 @@ class Tables:
 
     def note_message(self, topic: str, queue_id: int) -> None:
         """Add the topic and the queue of a new message, if the table lacks them."""
-        # A topic can be missing because the program that runs the broker puts messages without
-        # asking the broker. But do not add a topic that a client has removed: the dispatcher may
-        # report the topic's last messages after the removal.
+        # A topic can be missing because the program that runs the broker also puts messages
+        # directly into the store. But do not add a topic that a client has removed: the dispatcher
+        # may report the topic's last messages after the removal.
         known = self.topic(topic)
         if (known is None or known.read_queues <= queue_id) and topic not in self._removed:
             self.add_queues([(topic, queue_id)])
@@ -170,7 +170,8 @@ class Tables:
     def set_group(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Add or change a group in memory; return its settings. The next :meth:`save` writes it."""
         try:
-            # Refuse NaN and 1e999: Python can parse them, but a JSON file cannot contain them.
+            # Refuse NaN and 1e999: Python can parse these numbers, but a JSON file cannot contain
+            # them.
             json.dumps(settings, allow_nan=False)
         except ValueError as error:
             raise Refused(f"the group is illegal: {error}") from error

@@ -20,7 +20,7 @@ class Sender(Protocol):
     address: str
 
     def unread(self) -> int:
-        """Return how many bytes wait to be sent."""
+        """Return the number of bytes that wait to be sent."""
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -31,15 +31,15 @@ class UnreadAnswers:
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
-        # In the order in which the clients last read answers, or began to have unread ones.
+        # Sorted by the time at which the client last read answers, or first had unread answers.
         self._bytes: dict[Sender, int] = {}
         self._total = 0
 
     def note(self, sender: Sender, count: int) -> None:
         """Record the unread bytes of a connection.
 
-        If all connections together have too many, close those whose clients have read nothing for
-        the longest time.
+        If all connections together have too many unread bytes, close the connections whose clients
+        have read nothing for the longest time.
         """
         self._set(sender, count)
         if self._total > self._most:
@@ -48,8 +48,9 @@ class UnreadAnswers:
     def _set(self, sender: Sender, count: int) -> None:
         old = self._bytes.get(sender, 0)
         if count < old:
-            # The client has read answers. If it still has unread ones, add it again at the end, so
-            # that a client with a slow link is not closed before a client that reads nothing.
+            # The client has read answers. If the client still has unread answers, move its
+            # connection to the end, so that a slow client is not closed before a client that reads
+            # nothing.
             del self._bytes[sender]
         if count > _COUNTED_FROM:
             self._bytes[sender] = count

@@ -1,4 +1,4 @@
-"""``logquarry export`` and ``compact``: Parquet, JSON lines, Delta and Iceberg tables."""
+"""``logquarry export`` and ``compact``: export messages, and merge the files of exports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _CATALOG = click.option(
 
 
 def _refuse(flags: Mapping[str, Any], kind: str, takers: str) -> None:
-    """Raise UsageError if the user passed one of the options, which need the format ``takers``."""
+    """Raise UsageError if the user passed an option that only the format ``takers`` accepts."""
     for name, value in flags.items():
         if value:
             option = f"--{name.replace('_', '-')}"

@@ -425,8 +425,8 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, out: 
 def _no_collections() -> Iterator[None]:
     """Context manager: stop Python's garbage collector.
 
-    A store can have a million of consumer groups. Without this, the collector takes half of the
-    time of the command, and finds nothing.
+    A store can have a million consumer groups. The collector would then take half of the time of
+    the command, and find nothing.
     """
     was_enabled = gc.isenabled()
     gc.disable()

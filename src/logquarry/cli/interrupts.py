@@ -79,11 +79,11 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 def _unraisable(unraisable: Any, /) -> None:
     # Python calls this hook for an exception that it cannot raise, for example in a destructor.
-    # The handler of SIGHUP raises only once. So for a lost SIGHUP, send SIGTERM.
+    # SIGTERM also replaces a lost SIGHUP, because the handler of SIGHUP raises only once.
     for lost, number in ((KeyboardInterrupt, signal.SIGINT), (Terminated, signal.SIGTERM)):
         if unraisable.exc_type is lost:
-            # Raise the lost exception again. Python would ignore it here too, so another thread
-            # interrupts the main thread a moment later.
+            # Raise the lost exception again. In this hook, Python would ignore the exception too,
+            # so another thread interrupts the main thread a moment later.
             _thread.start_new_thread(_again, (number,))
             return
     sys.__unraisablehook__(unraisable)

@@ -107,8 +107,7 @@ class _Commands(click.Group):
                 _interrupted(ctx)
 
     def _flushed(self, ctx: click.Context) -> Any:
-        # Flush before the process ends. At its end, Python would turn an error of the flush into
-        # exit code 120.
+        # Flush now: if Python's own flush at the exit fails, the exit code is 120.
         try:
             result = super().invoke(ctx)
         except click.exceptions.Exit:
@@ -231,7 +230,7 @@ class _Checked(io.BufferedWriter):
             yield
         except OSError as error:
             if isinstance(error, BrokenPipeError) and not _only_prints():
-                self._name = None  # The flush at the exit fails too.
+                self._name = None  # Also ignore the error of the flush at the exit.
             if self._name is not None:
                 raise OSError(error.errno, error.strerror, self._name) from error
 

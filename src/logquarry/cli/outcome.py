@@ -61,7 +61,7 @@ _OF_ERRORS: Final[tuple[tuple[type[BaseException], ExitCode], ...]] = (
     (errors.BadRow, ExitCode.FINDINGS),
     (errors.MessageNotFound, ExitCode.FINDINGS),
     (errors.LogquarryError, ExitCode.UNREADABLE),
-    # For example, the user lacks permission for a folder, or the disk fails.
+    # An OSError means, for example, that the user lacks a permission, or that the disk fails.
     (OSError, ExitCode.UNREADABLE),
 )
 
@@ -103,7 +103,7 @@ def words(ctx: click.Context) -> list[str]:
 
 
 def line(*words: str, before: str = "", config: str | None = None) -> str:
-    """Format a next step: a command. ``before`` describes what the user must do first."""
+    """Format the line ``next: COMMAND``. ``before`` describes what the user must do first."""
     command = options.command_line(*words, config=config)
     return f"next: {before}, then: {command}" if before else f"next: {command}"
 
@@ -173,7 +173,7 @@ def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | No
 def is_convertible(store: str, config: str | None) -> bool:
     """Return whether ``convert`` can copy the log.
 
-    It copies a readable log whose files are not all in ``commitlog/``.
+    The command ``convert`` copies a readable log whose files are not all in ``commitlog/``.
     """
     from logquarry.log.layout import StoreLayout
 
@@ -198,7 +198,7 @@ def _absolute(word: str) -> str:
     try:
         return absolute(word)
     except UsageError:
-        # The word is no path. It may be a filter, for example.
+        # The word is not a path; it is for example a filter.
         return word
 
 

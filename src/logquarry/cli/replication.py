@@ -249,8 +249,8 @@ def replicate(
         tls=context,
         server_name=tls_name,
     )
-    # Opening a store for writing changes files, for example by a recovery. So do it only when the
-    # master has answered, but report at once whatever would prevent it.
+    # Opening a store for writing changes files, for example by a recovery. So open the store only
+    # after the master has answered, but report problems of the store at once.
     root = local_folder(folder, "only a local store can be written")
     check_openable(root, settings)
     if is_locked(root / LOCK):

@@ -172,8 +172,8 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
         verdict = f"{count}, {size}, saved into {text.printable(found.into)}"
     loss = "nothing is lost"
     if plan.unproved_start is not None:
-        # The log starts above 0. It is unknown whether the messages before its start have expired
-        # or are lost.
+        # The log starts above 0. It is unknown whether the earlier messages have expired or are
+        # lost.
         loss = "nothing in the existing files is lost"
     if found.left_behind:
         loss = f"{text.plural(len(found.left_behind), 'part')} of the store left behind"
@@ -183,8 +183,8 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
 
 
 def _loss(plan: SalvagePlan, listed: int) -> str:
-    """Return what a salvage does not save, as text. ``listed`` is the number of messages in the
-    list by queue.
+    """Describe the messages that a salvage does not save. ``listed`` is the number of messages in
+    the list by queue.
     """
     from logquarry.repair.salvage.losses import HARMED_QUEUE_ID
 

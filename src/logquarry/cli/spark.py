@@ -105,7 +105,7 @@ def _spark_trouble() -> Iterator[None]:
 
         cause = root_cause(error)
         if (found := _OS_ERROR.match(cause)) and (number := int(found[1])) in FULL:
-            # With this error, the command has the exit code of a full disk.
+            # This error gives the command the exit code for a full disk.
             raise OSError(number, os.strerror(number)) from error
         raise SparkTrouble(f"Spark failed: {cause}") from error
 

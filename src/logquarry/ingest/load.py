@@ -139,7 +139,8 @@ def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
         loaded = store.load_staged(appending.load, appending.segments, appending.loads)
         names = [segment.name for segment in appending.segments]
         remove_staged(Path(appending.store) / appending.loads, appending.load, names)
-        # If the dispatcher fails, this call raises its error. Closing the store would only log it.
+        # If the dispatcher fails, wait_dispatched() raises the error; close() would only log the
+        # error.
         store.wait_dispatched()
         return loaded
 
@@ -319,7 +320,7 @@ def _began(plan: LoadPlan, load: LoadId, disk: Disk) -> bool:
 
 
 class _Decision:
-    # The document that records a decided load into several brokers. While the document exists, the
+    # The document with which a load into several brokers is decided. While the document exists, the
     # next load into the same path first completes the decided load.
 
     def __init__(self, plan: LoadPlan, disk: Disk) -> None:
@@ -338,8 +339,9 @@ class _Decision:
         write_document(self._disk, self._path, document)
 
     def require_segments(self) -> None:
-        # A store removes its segments only after its ledger has the load. If an older copy of the
-        # store was put back since then, the load cannot be completed.
+        # A store removes its segments only after its ledger has the load. If the store was later
+        # replaced by an older copy, the copy's ledger lacks the load, and the load cannot be
+        # completed.
         load, stores = self._read() or (None, {})
         root = Path(self._plan.path)
         for name, segments in stores.items():
@@ -373,7 +375,8 @@ class _Decision:
         if load.is_named:
             Ledger(self._disk, root).add(load)
         self._disk.remove(self._path)
-        # Forget the load last: a store does not append a load that its ledger has.
+        # Remove the load from the stores' ledgers last: a store does not append a load that its
+        # ledger has, so a repetition after a crash appends nothing twice.
         for name in () if load.is_named else stores:
             Ledger(self._disk, root / name).forget(load)
         remove_staged(self._plan.loads, load)

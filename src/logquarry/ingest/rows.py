@@ -176,7 +176,7 @@ class Rows:
 
 
 def as_stored(rows: Rows) -> pa.RecordBatch:
-    """Check all bodies; return a batch that ``put_stored`` accepts: its hosts are bytes."""
+    """Check all bodies; return a batch for ``put_stored``, in which the hosts are bytes."""
     batch = rows.batch
     for name in ("topic", "body"):
         column = batch.column(name)
@@ -229,8 +229,8 @@ def _host_bytes(word: str, wide: bool) -> bytes:
 # ----------------------------------------------------------------------------------------- bodies
 def _check_bodies(rows: Rows, flags: Int64) -> None:
     # An export with --decompress stores decompressed bodies, but leaves SYSFLAG's bit for
-    # compressed bodies set. If the file has no CRC, detect such bodies: check that each body with
-    # the bit decompresses.
+    # compressed bodies set. If the file has no CRCs, detect such bodies by decompressing each body
+    # that has the bit.
     crcs = _numbers(rows.batch, "body_crc", -1)
     body = rows.batch.column("body")
     wrong = _first_wrong(body, crcs)
@@ -399,8 +399,8 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _with_words(file: SourceFile, columns: dict[str, pa.Array], first: int) -> pa.Array | None:
-    # Return the property strings. The string of a row is null if the row's map is complete. Return
-    # None if all maps are complete. As in JSON Lines and in a put, the value of a column in WORDS
+    # Return the property string of each row, or null if the row's map has all properties. Return
+    # None if no row needs a string. As in JSON Lines and in a put, the value of a column in WORDS
     # replaces the value in the map. A property string replaces both.
     maps, exact = columns.get("properties"), columns.get(_EXACT)
     count = len(columns["topic"])

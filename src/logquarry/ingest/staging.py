@@ -340,7 +340,8 @@ class Stager:
         kernels = codec.require_kernels()
         count = len(starts)
         places = np.empty((3, count), np.int64)
-        # QUEUEOFFSET gets the number of the row's queue, as if no message took a new queue offset.
+        # The commit sets the queue offsets. Until then, the frame has the number of its queue in
+        # this field: with ADVANCES 0, the kernel copies this number from the row.
         facts, no_offsets = table.head_facts.copy(), np.zeros(0, np.int64)
         facts[:, r.ADVANCES] = 0
         at = 0
@@ -410,7 +411,7 @@ def _with_joined_keys(batch: pa.RecordBatch, refused: dict[int, str]) -> pa.Reco
         words: list[str | None] = []
         for number, row in enumerate(batch["keys"]):
             try:
-                # A row can be rejected because its text is not valid UTF-8.
+                # Do not parse rows that are already refused: their keys may not be valid UTF-8.
                 is_none = number in refused or not row.is_valid
                 words.append(None if is_none else arguments.keys(row.as_py(), "the column keys"))
             except UsageError as error:

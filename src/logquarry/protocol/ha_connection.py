@@ -30,8 +30,8 @@ from logquarry.text import counted
 class MasterConnection:
     """A master's side of one connection (``HAConnection``). Not thread-safe.
 
-    Times are in milliseconds of a monotonic clock. ``acknowledged`` is a physical offset: the slave
-    has reported that it has all bytes before it. It is None before the first report.
+    Times are in milliseconds of a monotonic clock. The slave has reported that it has all bytes
+    before the physical offset ``acknowledged``, which is None before the first report.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class MasterConnection:
         self._has_caught_up = False
         rate, portion = self._limits.bytes_per_second, self._limits.transfer_size
         if rate is not None:
-            # A portion is the number of bytes sent at once. It must be so small that the rate
-            # allows one portion in each heartbeat interval: otherwise, a heartbeat between two
+            # A portion is the number of bytes sent at once. A portion must be so small that the
+            # rate allows one portion in each heartbeat interval: otherwise, a heartbeat between two
             # portions would tell the slave that it has the whole log.
             portion = max(1, min(portion, rate * self._times.heartbeat_ms // 1_000))
         self._bucket = Bucket(rate, portion, now_ms)
@@ -162,7 +162,8 @@ class MasterConnection:
             if first or now_ms - self._said_ms > self._times.heartbeat_ms:
                 self._said_ms = now_ms
                 if self.transferable(log, now_ms):
-                    # More bytes follow: a heartbeat would tell the slave that it has all.
+                    # Send no heartbeat, because more bytes follow: a heartbeat would tell the slave
+                    # that it has the whole log.
                     return []
                 self._has_caught_up = self._has_caught_up or first
                 self._move(ha.MasterInput.SENT)
@@ -199,8 +200,7 @@ class SlaveConnection:
 
     Attributes:
         received: physical offset after the last byte of the slave's log, including bytes received
-            over this connection. It is None if the slave has no bytes and has received no header
-            yet.
+            over this connection. None if the slave has no bytes and has received no header yet.
     """
 
     def __init__(self, offset: int, now_ms: int, *, times: ha.HaTimes | None = None) -> None:
@@ -264,8 +264,8 @@ class SlaveConnection:
                 f"a transfer of {counted(size, 'byte')} at physical offset {offset}", events
             )
         if self.received is None:
-            # The slave has no bytes: the offset in the first header is the one that the master has
-            # chosen. This header can also be that of a heartbeat.
+            # The slave has no bytes: the offset in the first header is the start that the master
+            # has chosen. The first header can belong to a transfer or to a heartbeat.
             self.received = offset
         if offset != self.received:
             if size:
@@ -285,7 +285,7 @@ class SlaveConnection:
         raise ProtocolViolation(f"the master sends {reason}", events=events)
 
     def report(self, offset: int, now_ms: int) -> None:
-        """Acknowledge all bytes before ``offset``. It must lie between :attr:`reported` and
+        """Acknowledge all bytes before ``offset``, which must lie between :attr:`reported` and
         :attr:`received`.
         """
         if self.state is ha.SlaveState.CLOSED or offset == self.reported:

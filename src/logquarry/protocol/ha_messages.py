@@ -19,9 +19,7 @@ Input = TypeVar("Input", bound=Enum)
 
 
 class Transitions(Generic[State, Input]):
-    """The table of a state machine: (state, input) -> next state. It must have each pair that can
-    occur.
-    """
+    """The table of a state machine: (state, input) -> next state, for each pair that can occur."""
 
     def __init__(self, start: State, table: Mapping[tuple[State, Input], State]) -> None:
         self.start: Final = start
@@ -54,7 +52,7 @@ class MasterState(Enum):
 
 
 class MasterInput(Enum):
-    """Inputs of a master's connection. Their values are the labels in the diagram."""
+    """Inputs of a master's connection. Each value is a label in the diagram."""
 
     REPORT = "report within the log"
     SENT = "transfer or heartbeat sent"
@@ -87,7 +85,7 @@ class SlaveState(Enum):
 
 
 class SlaveInput(Enum):
-    """Inputs of a slave's connection. Their values are the labels in the diagram."""
+    """Inputs of a slave's connection. Each value is a label in the diagram."""
 
     HEARTBEAT = "heartbeat at the next byte"
     HEADER = "header of the next bytes"

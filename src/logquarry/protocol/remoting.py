@@ -7,8 +7,8 @@ This module is compiled to C if a C compiler is available at the installation.
     [length 4][type 1, header length 3][header][body]       length: all bytes after this field
 
 The header is JSON (type 0) or RocketMQ's binary form (type 1). The header of an answer has the same
-form and the same ``opaque`` as that of its request. In its ``flag``, the lowest bit is set.
-:mod:`logquarry.protocol.remoting_codes` lists the codes and their fields.
+form and the same ``opaque`` as the header of the request; in an answer, the lowest bit of ``flag``
+is set. :mod:`logquarry.protocol.remoting_codes` lists the codes and their fields.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class RemotingReader:
         return commands
 
     def _take(self, received: bytes, position: int, commands: list[RemotingCommand]) -> int:
-        # Decodes the frame at a position. Returns its end, or the position itself if it is
+        # Decodes the frame at a position. Returns the frame's end, or ``position`` if the frame is
         # incomplete.
         left = len(received) - position
         if left < _SIZE:

@@ -20,8 +20,8 @@ _DEFAULTS: Final[Mapping[str, Any]] = {"text": "", "int": 0, "long": 0, "bool": 
 def _fields(words: str, keys: str = "") -> tuple[HeaderField, ...]:
     """Return header fields for a text with one word ``name:kind`` for each field.
 
-    A ``?`` after the kind marks an optional field: if it is missing in a request, its value is "",
-    0 or False. With ``??``, the value is then None. ``keys`` has one letter for each field: the
+    ``?`` or ``??`` after the kind marks an optional field. The value of a missing optional field is
+    "", 0 or False with ``?``, and None with ``??``. ``keys`` has one letter for each field: the
     name of the field in the short form of a send request's header.
     """
     found = []
@@ -59,8 +59,8 @@ class RequestCode(IntEnum):
     """The requests of RocketMQ, with the header fields that logquarry reads.
 
     ``where`` is ``broker`` or ``names`` if logquarry's broker or name server answers the request.
-    It is ``client`` if the broker sends the request to clients, and empty if logquarry does not
-    support the request.
+    ``where`` is ``client`` if the broker sends the request to clients, and empty if logquarry does
+    not support the request.
     """
 
     where: str

@@ -1,9 +1,9 @@
 """Commands of the remoting protocol, and their headers as bytes.
 
 If a C compiler is available at the installation, this module is compiled to C. Then
-:func:`scan_json` and :func:`_json_head` convert common headers in C, and other headers are
-converted as without a compiler. tests/property/test_remoting.py checks that both give the same
-result.
+:func:`scan_json` and :func:`_json_head` convert common headers in C, and the Python code converts
+the other headers. tests/property/test_remoting.py checks that the C code and the Python code give
+the same results.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ class RemotingCommand(NamedTuple):
         fields: Mapping[str, str] = _NO_FIELDS,
         body: bytes = b"",
     ) -> RemotingCommand:
-        """Return an answer to this request. Its header has the same form as the request's."""
+        """Return an answer to this request. The answer's header has the same form as the request's
+        header.
+        """
         # This is the same as RemotingCommand(...), but saves the time of a Python call.
         return _new(
             RemotingCommand,
@@ -248,7 +250,7 @@ def decode_json(header: bytes, body: bytes) -> RemotingCommand:
         raise ValueError("its extFields are not a JSON object")
     else:
         try:
-            # join() raises TypeError unless all values are strings. No other check is as fast.
+            # join() raises TypeError unless all values are strings; this check is the fastest.
             "".join(fields.values())
         except TypeError:
             fields = _texts(fields)
@@ -415,8 +417,8 @@ def decode_binary(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _end_of(data: bytes, start: int, end: int, width: int) -> int:
-    # Returns the end of the field that begins at ``start``. Its size is in the ``width`` bytes
-    # before ``start``. Raises ValueError if the field ends after ``end``.
+    # Returns the end of the field that begins at ``start``. The field's size is in the ``width``
+    # bytes before ``start``. Raises ValueError if the field ends after ``end``.
     if start > end:
         raise ValueError("its binary header ends inside a size field")
     (size,) = (_unpack_size if width == 4 else _unpack_key_size)(data, start - width)
@@ -484,6 +486,6 @@ def _number(name: str, bits: int, text: str) -> int:
 
 _TEXT, _BOOL, _REQUIRED = TEXT, BOOL, REQUIRED
 _INTEGER: Final = re.compile(r"[+-]?\d{1,99}")  # Java accepts neither blanks nor underscores.
-# raw_decode only calls scan_once: use scan_once directly, which saves a Python call. Type stubs do
-# not have it.
+# raw_decode only calls scan_once, so calling scan_once directly saves a Python call. The type stubs
+# lack scan_once.
 _scan: Final = json.JSONDecoder().scan_once  # type: ignore[attr-defined]

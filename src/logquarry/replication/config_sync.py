@@ -79,8 +79,8 @@ class ConfigSyncStatus(NamedTuple):
         master: host:port of the master's broker.
         times: number of successful copies so far.
         last: result of the last successful copy; None before the first one.
-        trouble: the reason why the latest copy failed. If it succeeded with problems: its
-            :attr:`ConfigSynced.problems`. Empty if there were none.
+        trouble: the reason why the latest copy failed. If this copy succeeded, the text contains
+            its :attr:`ConfigSynced.problems`, and is empty if there were no problems.
         has_ended: whether an error has stopped the thread that copies.
     """
 

@@ -1,7 +1,7 @@
 """The master of replication: sends a store's log to slaves, and receives their acknowledgements.
 
-One thread serves all connections. It sends bytes directly from the memory map of the log, so
-waiting for a slow slave takes little memory.
+One thread serves all connections. The master sends bytes directly from the memory map of the log,
+so waiting for a slow slave takes little memory.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class HaMaster(Server[_Slave]):
         return wait
 
     def _send(self, slave: _Slave, log: ha.LogRange, now: int) -> bool:
-        # Sends at most _TURN bytes of the log. Returns whether even more bytes can be sent at once.
+        # Sends at most _TURN bytes of the log. Returns whether more bytes can be sent immediately.
         machine, wire = slave.machine, slave.wire
         if not wire.send(()):
             return False

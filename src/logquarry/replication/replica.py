@@ -281,8 +281,8 @@ class Replica:
             # data follows. So only two heartbeats in a row show that no data follows.
             self._ahead(offset)
         wrote = self.feed.wrote_offset
-        # A slave without bytes has all of the log if no data follows. This happens if the master's
-        # log ends at the offset at which the slave's log is to begin.
+        # If no data follows, a slave without bytes already has the whole log. This happens if the
+        # slave's log is to begin at the end of the master's log.
         self._has_come = offset == wrote or (not wrote and self._has_beaten)
         self._has_beaten = True
 
@@ -303,8 +303,8 @@ class Replica:
         if not wrote:
             if offset > self.position:
                 self.start = offset
-            # If the master's log ends before the requested offset, it may still grow up to it: try
-            # again.
+            # The master's log may end before the requested offset. In this case raise nothing, so
+            # that the slave connects again: the master's log may grow.
         elif offset < self.position:
             self._ahead(offset)
         elif offset <= self._last_frame():
@@ -342,8 +342,8 @@ class Replica:
         # meanwhile.
         vouched = self._vouched
         end = min(vouched, self.feed.sync())
-        # Without CRC checks, the log may contain a frame with a wrong CRC. After a power cut, such
-        # a frame would look incomplete. Only a durable offset on the disk shows that it is
-        # complete.
+        # Without CRC checks, the log may contain a frame with a wrong CRC. After a power cut, a
+        # recovery would take such a frame for an incomplete one, unless the durable offset on the
+        # disk is after the frame.
         self.feed.keep(not self.check_crc)
         return end

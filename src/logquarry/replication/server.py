@@ -1,9 +1,8 @@
 """The base class of both replication servers: accepts connections, and runs the server's thread.
 
 One thread serves all connections with a selector. If ``max_connections`` connections are open, a
-new connection replaces a connection without a request; if there is none, the server refuses the new
-connection.
-:class:`~logquarry.replication.master.HaMaster` and
+new connection replaces a connection that has sent no request. If all connections have sent
+requests, the server refuses the new connection. :class:`~logquarry.replication.master.HaMaster` and
 :class:`~logquarry.replication.config_server.ConfigServer` add their protocols.
 """
 
@@ -244,7 +243,7 @@ class Server(Worker, Generic[P]):
         name = address_text(address)
         if not self._allows(address[0]):
             # Count the refusal before the close: as soon as the peer sees the close, status() must
-            # have it.
+            # include the refusal.
             self._refuse(name, "the address is not in allow")
             connection.close()
             return

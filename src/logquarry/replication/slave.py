@@ -71,7 +71,7 @@ class SlaveOptions:
             ``"received"``, it acknowledges bytes that are only in memory, as RocketMQ's slave does.
         check_crc: whether to check the CRC of bodies.
         overlap: number of bytes at the log's end that the slave compares with the master's log
-            after each connection. It always compares the last message.
+            after each connection. The slave always compares the last message.
         first_pause: seconds to wait after the first failed connection.
         longest_pause: maximum number of seconds to wait between two attempts to connect.
         tls: None for no TLS.
@@ -340,14 +340,14 @@ class HaSlave(Worker):
         return self._happened(events)
 
     def _sync(self, *, is_small: bool) -> None:
-        """Sync and acknowledge the bytes that arrived; without a sync if the options say so."""
+        """Acknowledge the received bytes, after a sync unless the options say otherwise."""
         self._owes_sync = False
         if not is_small:
             self._synced_ms = self._surroundings.now_ms()
         if self._options.acknowledge != "flushed":
             self._acknowledge(self._replica.position)
         elif is_small:
-            # A sync in this thread takes no longer than to wake the other thread.
+            # A sync of few bytes in this thread takes no longer than waking the other thread.
             self._acknowledge(self._replica.sync())
         else:
             # Let the other thread sync, while this thread receives more.
@@ -445,7 +445,8 @@ class HaSlave(Worker):
 
 # ------------------------------------------------------------------- before the store is opened
 def failed_attempts(host: str, port: int, options: SlaveOptions) -> Iterator[str]:
-    """Connect to a master until it answers a report. For each failed attempt, yield the reason.
+    """Try to connect to a master until the master answers a report; for each failed attempt, yield
+    the reason.
 
     The report has the offset 0, so it acknowledges nothing. ``replicate`` calls this function
     before it opens the slave's store, because opening a store for writing changes files.

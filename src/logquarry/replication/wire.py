@@ -170,7 +170,9 @@ class Worker(ABC):
         """Wake the threads, so that they notice the closing."""
 
     def _end(self) -> None:  # noqa: B027
-        """Do the first thread's last work. :meth:`close` calls this if no thread was started."""
+        """Clean up when the first thread ends. If no thread was started, :meth:`close` calls this
+        method.
+        """
 
     @abstractmethod
     def abandon_in_child(self) -> None:

@@ -109,7 +109,7 @@ class Survey:
 
     @property
     def has_latencies(self) -> bool:
-        """Whether a message has a store time at or after its born time."""
+        """Whether at least one message has a store time at or after its born time."""
         return bool(self._latencies.any())
 
 
@@ -165,7 +165,7 @@ def _add_run(found: Survey, run: Run, bins: int) -> None:
     )
     stored, born = values["store_timestamp"], values["born_timestamp"]
     counts = np.bincount(ids, minlength=len(names)).tolist()
-    # Divide before the subtraction: the difference of damaged times can overflow.
+    # Divide before the subtraction, because the difference of two damaged times can overflow.
     slots = np.clip(stored // found.bin_ms - found.first_bin // found.bin_ms, 0, bins - 1)
     for number, name in enumerate(names):
         found.messages[name] += counts[number]

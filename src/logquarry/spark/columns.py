@@ -242,6 +242,7 @@ def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
         if theirs != kinds[name]:
             raise UsageError(f"schema: the column {field.name} is {kinds[name]}, not {theirs}")
         if not field.nullable and name not in always:
-            # Spark would skip its tests for null: `tags IS NULL` would find no message.
+            # If a column is declared NOT NULL, Spark skips tests for null: `tags IS NULL` would
+            # find no message.
             raise UsageError(f"schema: the column {field.name} can be null: leave NOT NULL out")
     return names

@@ -32,7 +32,8 @@ def load_worker_modules() -> None:
     from logquarry.log import codec, walk  # noqa: F401
 
     codec.kernels()
-    # Freeze all objects. Otherwise, garbage collection in a worker would copy the shared memory.
+    # Freeze all objects. Otherwise, garbage collection in a worker would write to memory that the
+    # processes share, and Linux would copy this memory.
     gc.freeze()
 
 

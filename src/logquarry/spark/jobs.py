@@ -191,8 +191,8 @@ def _remade(name: str, text: str) -> LogquarryError:
         word = place[3].partition(":")[0]
         path, offset, reason = place[1], int(place[2]), place[3]
         return kind(path, offset, reason, kind=word if word in _KINDS else "corrupt")
-    # Some classes of exceptions need further arguments besides the text. Then use the nearest base
-    # class that needs only the text.
+    # The constructors of some exceptions need more arguments than the text. For such an exception,
+    # use the nearest base class whose constructor needs only the text.
     for base in kind.__mro__:
         with suppress(TypeError):
             found = base(text)

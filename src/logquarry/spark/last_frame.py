@@ -1,9 +1,9 @@
 """Detects that a log is no longer the log that a stream or an export has read.
 
 A log can be replaced by an older backup, or truncated by a power cut, and then grow past the offset
-up to which it was read. The offset alone does not show this, and the messages in between would be
-missing. So the reader records the last frame before the offset, and the next batch checks that the
-log still has this frame.
+up to which it was read. The offset alone does not show that the log has changed, and the next batch
+would miss the new messages before the offset. So the reader records the last frame before the
+offset, and the next batch checks that the log still has this frame.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def is_other_log(layout: StoreLayout, known: LastFrame) -> bool:
         if isinstance(event, BlankSpan):
             return True
         break
-    # Another frame or a blank can contain the offset; frame_start returns an offset in damage
-    # unchanged.
+    # If another frame or a blank contains the offset, frame_start returns the start of this frame
+    # or blank. In damage, frame_start returns the offset unchanged.
     return frame_start(layout, place) != place
 
 

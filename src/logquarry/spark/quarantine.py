@@ -110,7 +110,7 @@ class Quarantine:
 
 
 def _pieces(layout: StoreLayout, span: DamagedSpan) -> Iterator[bytes]:
-    """Yield the bytes of a damaged span that its file has, without zeros at the span's end."""
+    """Yield the damaged bytes in the file, without the zeros at the end of the damage."""
     file = layout.commit_log.at(span.offset)
     if file is None:
         return

@@ -93,16 +93,16 @@ def rebuild_on_spark(
     """Rebuild consume queues and index; the files equal those that :func:`rebuild` writes.
 
     The tasks build most queues. The driver itself builds the queues of recreated topics, because
-    their queue offsets start again at 0. It also builds the queues of frames with a harmed topic,
-    queue id or transaction type. If a process has the store open, the driver builds all queues and
-    the index.
+    their queue offsets start again at 0. The driver also builds the queues of frames with a harmed
+    topic, queue id or transaction type. If a process has the store open, the driver builds all
+    queues and the index.
 
     Args:
         spark: a session whose workers reach the store and ``into`` under the same paths.
         path: the store's folder. For all other arguments, and for errors, see :func:`rebuild`.
         split_size: maximum bytes of log in one task.
-        progress: called with (done, total), in bytes of log; in the last of the three jobs, in
-            keys. The total is three times the work of the running job.
+        progress: called with (done, total). In the first two of the three jobs, the unit is bytes
+            of log; in the last job, keys. The total is three times the work of the running job.
         pause: called at safe points; raise to cancel.
     """
 

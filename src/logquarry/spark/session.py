@@ -64,11 +64,11 @@ def get_session(
 ) -> SparkSession:
     """Return the running session, or make one; register the source `rocketmq` in the session.
 
-    A new session uses a Java version that Spark supports. It runs the Python workers with this
-    interpreter, and uses UTC and Arrow. The new session has no web UI and a quiet log. `config`
-    overrides the settings of a new session. If a session is already running, `config` changes only
-    the settings that Spark can change at run time. In a program that spark-submit started,
-    spark-submit sets master and Java.
+    A new session uses a Java version that Spark supports. The new session runs the Python workers
+    with this interpreter, and uses UTC and Arrow. The new session has no web UI and a quiet log.
+    `config` overrides the settings of a new session. If a session is already running, `config`
+    changes only the settings that Spark can change at run time. In a program that spark-submit
+    started, spark-submit sets master and Java.
 
     Raises:
         JavaNotFound: if a new session is needed and there is no Java >= 17.

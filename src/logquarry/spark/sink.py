@@ -73,7 +73,7 @@ class WriteOptions:
     remarks: tuple[str, ...] = ()
 
     def load_id(self) -> LoadId:
-        """Return the load's identity: application and version, else a new unique name."""
+        """Return application and version as the load's identity, or else a new unique name."""
         if self.app is None or self.version is None:
             return LoadId(f"run-{uuid.uuid4().hex}", 0, is_named=False)
         return LoadId(self.app, self.version)

@@ -47,7 +47,7 @@ class StreamOffset:
         queues: first queue offset to read, by broker and queue. If a queue is missing, the stream
             reads all of its messages.
         first: for each broker, the physical offset at which the query's first batch starts; None in
-            later offsets. It is recorded because Spark requests the start again if the first batch
+            later offsets. The start is recorded because Spark requests it again if the first batch
             fails. Without the record, the start "latest" would then mean a later offset.
         frames: for each broker, the last frame before its physical offset. A broker is missing if
             an earlier version wrote the checkpoint, or if no frame is near the offset.

@@ -188,7 +188,9 @@ class StreamPlanner:
 
     @property
     def _moves(self) -> bool:
-        """Whether the start is "latest" or a time. Its offset can change while the log grows."""
+        """Whether the start is "latest" or a time. The offset of such a start can change while the
+        log grows.
+        """
         start, wanted = self._options.start, self._options.wanted
         starts = [start.default, *start.brokers.values()]
         return java.LONG_MAX in starts or wanted.since_ms is not None

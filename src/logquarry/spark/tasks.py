@@ -133,7 +133,7 @@ def plan_tasks(
 ) -> list[ReadTask]:
     """Plan tasks that read each wanted message exactly once.
 
-    The tasks of one store follow each other. They are in the order of the log, except if the
+    The tasks of one store follow each other. The tasks are in the order of the log, except if the
     options select messages by queue.
 
     Args:

@@ -39,7 +39,8 @@ import of modules calls it: without imports, a task leaves few new objects that 
 
 def settle() -> None:
     """Exclude all existing objects from garbage collection. Call this function at the start of each
-    task. It acts only in the worker's first tasks, and after a task that imported modules.
+    task. The call has an effect only in the worker's first tasks, and after a task that imported
+    modules.
 
     PySpark collects garbage after each task. Visiting every object of numba, pyarrow and PySpark
     takes 60 ms, a fifth of the time to decode 128 MiB of log.
@@ -55,7 +56,7 @@ def settle() -> None:
 
 
 class QuietErrors:
-    """An error stream. If the JVM closed a worker's connection, it drops the worker's traceback.
+    """An error stream that drops a worker's traceback if the JVM closed the worker's connection.
 
     The JVM closes a connection after an idle minute, or when the query needs no more rows. When
     such a worker exits, its write to the connection fails with a broken pipe, and PySpark's daemon

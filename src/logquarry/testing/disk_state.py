@@ -199,9 +199,10 @@ class DiskState:
 
     Attributes:
         contents: bytes of each file, by its number.
-        durable: by number of a folder, its durable names with the numbers of their files or
-            folders.
-        live: by number of a folder, its current names with the numbers of their files or folders.
+        durable: for each folder (by its number), the durable names in the folder, each with the
+            number of its file or folder.
+        live: for each folder (by its number), the current names in the folder, each with the number
+            of its file or folder.
         pending: changes from ``durable`` to ``live``, in order.
     """
 

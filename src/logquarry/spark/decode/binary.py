@@ -274,7 +274,7 @@ class ProtobufDecoder(BodyDecoder):
 
 
 def _in_order(files: Any) -> list[Any]:
-    """Sort the files of a descriptor set: each file follows its imports."""
+    """Sort the files of a descriptor set, so that each file comes after its imports."""
     by_name = {file.name: file for file in files}
     found: dict[str, Any] = {}
 

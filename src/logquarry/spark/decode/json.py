@@ -76,7 +76,7 @@ def _type(schema: Any, root: Mapping[str, Any], path: str, depth: int) -> pa.Dat
     if kind == "array":
         items = schema.get("items", True)
         # If `items` is a list, it has one schema for each position in the array, so the elements
-        # can have several types. An Arrow list has only one.
+        # can have several types. All elements of an Arrow list have one type.
         items = True if isinstance(items, list) else items
         return pa.list_(_type(items, root, f"{path}[]", depth + 1))
     if kind == "string":

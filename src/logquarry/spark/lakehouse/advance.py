@@ -99,7 +99,7 @@ class Target:
 
 @dataclass(kw_only=True)
 class TableSummary:
-    """The result of one call of an export to a table; for ``on_commit``, its totals so far.
+    """The result of an export to a table; ``on_commit`` gets the totals of the export so far.
 
     `dead_messages` counts the undecodable bodies.
     """

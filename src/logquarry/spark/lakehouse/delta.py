@@ -201,9 +201,9 @@ def _add_action(
 def _statistics(
     file: TableFile, indexed: Sequence[str], types: Mapping[str, pa.DataType]
 ) -> dict[str, Any]:
-    """Return Delta's statistics of the columns in `indexed`; none if one column has none.
+    """Return Delta's statistics of the columns in `indexed`; {} if any of these columns has none.
 
-    See `_INDEXED`: incomplete statistics would hide rows.
+    Incomplete statistics would hide rows (see `_INDEXED`).
     """
     least: dict[str, Any] = {}
     largest: dict[str, Any] = {}

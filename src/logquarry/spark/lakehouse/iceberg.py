@@ -407,10 +407,7 @@ def _rows_before(snapshot: Snapshot) -> int:
 
 @contextmanager
 def _one_try(table: IcebergTable) -> Iterator[None]:
-    """Turn off pyiceberg's retries.
-
-    Before a retry, pyiceberg would not check the marks again.
-    """
+    """Turn off pyiceberg's retries, because pyiceberg does not check the marks before a retry."""
     from pyiceberg.table import TableProperties
 
     properties = table.metadata.properties

@@ -133,8 +133,8 @@ def check_types(name: str, own: pa.Schema, found: pa.Schema) -> None:
 
 
 def _kind(kind: pa.DataType) -> str:
-    # A library may read the same column with 64-bit offsets, or as views. Names inside a nested
-    # type differ between libraries.
+    # Ignore differences between libraries: a library may read a column with 64-bit offsets or as
+    # views, and may use other names inside a nested type.
     text = str(kind).replace("large_", "").replace("_view", "")
     return text.partition("<")[0] if kind.num_fields else text
 
@@ -177,9 +177,9 @@ def check_letters(
             f"{letters.name}: is a table of messages, so it cannot hold the dead letters of "
             f"{table.name}: {advice}"
         )
-    # A user can move a Delta table and its dead letters. The table's id does not change then, so
-    # compare the ids. A document of an earlier version contains no id; in this case compare the
-    # recorded names of both tables.
+    # A user can move a Delta table and its dead letters. A move does not change the id of the
+    # table, so compare the ids. A document of an earlier version contains no id; in this case
+    # compare the recorded names of both tables.
     if state is not None:
         table_id = found.get("table_id")
         names = str(owner), str(parsed(table.name, state.document).get("dead_letters"))
@@ -205,8 +205,8 @@ def check_letters(
 def _is_moved(before: tuple[str, str], now: tuple[str, str]) -> bool:
     """Return whether both tables moved together.
 
-    The earlier names have a common prefix. The tables moved together if another prefix in its place
-    gives the present names.
+    The tables moved together if the present names differ from the earlier names only in the prefix
+    that both names share.
     """
     start = len(commonprefix(before))  # noqa: RUF071 - "a" is a prefix of "a_dead_letters"
     ends = [name[start:] for name in before]
