@@ -1,8 +1,8 @@
 """Measures puts, gets and a consumer; ``oracle/bench`` measures RocketMQ in the same way.
 
 A benchmark makes a store with RocketMQ's file sizes, puts some messages to warm up, measures, and
-deletes the store. For puts, it measures two durations: until the last put returns, and until all
-messages are dispatched.
+deletes the store. For puts, the benchmark measures two durations: until the last put returns, and
+until all messages are dispatched.
 
 =========  ==================================================================================
 put        single puts; the time includes making each message and its property string

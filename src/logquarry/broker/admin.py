@@ -365,7 +365,8 @@ class Admin(Part):
         """Make the consumers of a group continue at the messages nearest to a store time.
 
         If the request names a queue, reset only this queue. If the request also has an offset,
-        reset the queue to this offset. Without a queue, offsets move forward only with ``isForce``.
+        reset the queue to this offset. If the request names no queue, offsets move forward only
+        with ``isForce``.
         """
         core, fields = self._core, request.fields
         group, name = fields["group"], fields["topic"]
@@ -474,7 +475,7 @@ def _queue_stats(core: Core, topic: TopicConfig) -> list[tuple[dict[str, Any], d
 
 
 def _offsets_to_reset(core: Core, topic: TopicConfig, fields: Mapping[str, Any]) -> dict[int, int]:
-    """Return queue id -> offset for a reset: of the queue in the request, or of all queues."""
+    """Return queue id -> new offset, for the queue that the request names, or for all queues."""
     queue_id, offset, timestamp = fields["queueId"], fields["offset"], fields["timestamp"]
     if queue_id is None or queue_id < 0:
         return {one: _offset_at(core, topic, one, timestamp) for one in range(topic.read_queues)}

@@ -327,7 +327,7 @@ class Broker:
 
     # ---------------------------------------------------------------------------------------- stop
     async def stop(self) -> None:
-        """Answer the requests that have started, and close the store.
+        """Finish the requests in progress, and close the store.
 
         If the call is cancelled, it still does all of this.
         """
@@ -433,8 +433,8 @@ def _ends(store: MessageStore, keys: list[tuple[str, int]]) -> dict[tuple[str, i
     for topic, queue_id in keys:
         try:
             end = store.queue_offsets(topic, queue_id).max
-            # A get at the known end makes the store list the queue's files again, so that it finds
-            # new entries.
+            # A get at the known end makes the store list the queue's files again, and so find new
+            # entries.
             found[topic, queue_id] = store.get(topic, queue_id, end, 1).max_offset
         except (StoreError, OSError) as error:
             _problems.warning("%s: topic %s, queue %d: %s", store.root, topic, queue_id, error)

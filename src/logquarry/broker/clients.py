@@ -155,8 +155,8 @@ class ConsumerGroup:
 class Clients:
     """All connected clients. Only the event loop uses this object.
 
-    ``notifies`` returns whether the consumers of a group are notified when one of them joins or
-    leaves.
+    ``notifies`` returns whether the broker notifies the consumers of a group when a consumer joins
+    or leaves.
     """
 
     def __init__(self, notifies: Callable[[str], bool]) -> None:

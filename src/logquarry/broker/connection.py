@@ -1,4 +1,5 @@
-"""A client's connection: receives its requests, and sends it answers and requests of the broker.
+"""A client's connection: receives the client's requests, and sends answers and the broker's own
+requests.
 
 If a client does not read its answers, the broker stops reading from the connection, and starts no
 more of the client's requests.
@@ -440,7 +441,7 @@ class Connection(asyncio.Protocol):
 
 
 class Handshake(asyncio.Protocol):
-    """The TLS handshake of a client. After it, a :class:`Connection` serves the client."""
+    """The TLS handshake of a client, after which a :class:`Connection` serves the client."""
 
     # For a server with TLS, asyncio calls a protocol only after the handshake. To limit the number
     # of handshakes, the broker accepts clients without TLS, and starts each handshake itself.

@@ -86,7 +86,7 @@ class Consuming(Part):
 
     @answers(RequestCode.CHECK_CLIENT_CONFIG)
     def check_config(self, request: Request) -> None:
-        """Check the filter of a subscription, and refuse it if it is invalid.
+        """Check the filter of a subscription; raise Refused if the filter is invalid.
 
         Consumers send this request before they start.
         """

@@ -446,9 +446,9 @@ def _bound_at_one_port(host: str, port: int) -> list[socket.socket]:
 
 
 def _bound(host: str, port: int) -> list[socket.socket]:
-    # This runs in a thread, because the event loop must not resolve the host: uvloop's library
-    # libuv would start threads for this, and a forked child process would crash when it ends the
-    # threads.
+    # A thread calls this function, because the event loop must not resolve the host: uvloop's
+    # library libuv would start threads to resolve it, and a forked child process would crash when
+    # it ends these threads.
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:

@@ -111,7 +111,7 @@ class Names(Part):
     def write_permission(self, request: Request) -> None:
         """Remove the write permission from all routes, or restore it.
 
-        A restart of the broker restores it.
+        A restart of the broker also restores the permission.
         """
         is_wipe = request.command.code == RequestCode.WIPE_WRITE_PERM_OF_BROKER
         count = 0

@@ -192,8 +192,8 @@ def _address_of_machine(wildcard: str) -> str | None:
     family = socket.AF_INET6 if is_six else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # connect() of a datagram socket sends no packet. The address that it names is reserved
-            # for documentation, so it belongs to no machine.
+            # connect() of a datagram socket sends no packet. The addresses 2001:db8::1 and
+            # 192.0.2.1 are reserved for documentation, so they belong to no machine.
             probe.connect(("2001:db8::1" if is_six else "192.0.2.1", 9))
             found = str(probe.getsockname()[0])
     except OSError:

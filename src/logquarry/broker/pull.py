@@ -1,13 +1,13 @@
 """Answers the pulls of consumers, with long polling (``PullMessageProcessor``).
 
-If a pull finds no message, the broker holds it: it keeps the pull in memory, and no thread waits.
-When a message arrives in the pull's queue, the broker reads the queue again. If no message arrives
-before the pull's deadline, the broker answers PULL_NOT_FOUND.
+If a pull finds no message, the broker holds the pull: it keeps the pull in memory, without a thread
+that waits. When a message arrives in the pull's queue, the broker reads the queue again. If no
+message arrives before the pull's deadline, the broker answers PULL_NOT_FOUND.
 
 If the filter of a held pull excludes all new messages, the broker continues to hold the pull, as
-RocketMQ does (``PullRequestHoldService``). For a filter by tags, it compares the tags codes of the
-queue entries. For an SQL92 filter, it reads the messages. At most six seconds after excluded
-messages have arrived, the broker answers with the offset after them.
+RocketMQ does (``PullRequestHoldService``). For a filter by tags, the broker compares the tags codes
+of the queue entries. For an SQL92 filter, the broker reads the messages. At most six seconds after
+excluded messages have arrived, the broker answers with the offset after them.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ class Pulling(Part):
             return
         held = self._held_of.get(connection, set())
         if len(held) >= _MOST_HELD_OF_ONE or self._held_count >= _MOST_HELD:
-            # The answer PULL_NOT_FOUND would make the client pull again at once.
+            # Do not answer PULL_NOT_FOUND, which would make the client pull again at once.
             pull.request.reply(_C.SYSTEM_BUSY, BUSY)
             return
         connection.hold()
@@ -390,7 +390,7 @@ class Pulling(Part):
                 self._set_end(pull)
 
     def arrived(self, key: QueueKey, next_offset: int) -> None:
-        """Read again for the held pulls of a queue that has grown.
+        """Read a queue that has grown, to answer its held pulls.
 
         If a pull's offset was already moved to the queue's new end, the pull stays held.
         """

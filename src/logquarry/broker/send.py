@@ -140,8 +140,8 @@ class Sending(Part):
             elif result.done():
                 self._answer(request, message, result)
             else:
-                # One flush ends the waits of many puts. Their callbacks use a mailbox, which wakes
-                # the event loop only once for all of them.
+                # One flush ends the waits of many puts. The callbacks of these puts use a mailbox,
+                # which wakes the event loop only once.
                 result.add_done_callback(partial(self._settle, request, message))
         if error is not None:
             for request, message, _ in puts:
@@ -247,8 +247,8 @@ class Sending(Part):
         ``body`` is None for the request's own body, and empty for a batch.
         """
         fields = request.fields
-        # The tuple has the order of Message's fields. Their types need no check, because the
-        # decoder has checked them.
+        # The tuple has the order of Message's fields. The decoder has already checked the types of
+        # the values.
         return Message.of_checked(
             (
                 topic,
@@ -417,7 +417,7 @@ class Retrying(Part):
         try:
             message = await core.slow(partial(core.store.message_at, fields["offset"]))
         except (MessageNotFound, CorruptStore) as error:
-            # Answer with the offset, as RocketMQ does: the error's text contains a path.
+            # Answer with the offset, as RocketMQ does, because the error's text contains a path.
             what = fields["offset"]
             if isinstance(error, CorruptStore):
                 _lonely.warning("a consumer cannot send a message back: %s", error)

@@ -74,8 +74,8 @@ class _Window:
 class Statistics(Part):
     """Samples the broker's counts, and computes their growth. Only the event loop uses this object.
 
-    ``mornings`` has the totals at the last midnight, and ``mornings_before`` those at the midnight
-    before.
+    ``mornings`` has the totals at the last midnight, and ``mornings_before`` has the totals at the
+    midnight before the last.
     """
 
     def __init__(self, core: Core) -> None:

@@ -82,8 +82,9 @@ class Tables:
             document = ConfigFile(disk, root, TOPICS).load().value
             self._stored = broker_json.topics_of_document(document) if document else {}
             groups = ConfigFile(disk, root, SUBSCRIPTION_GROUPS).load().value
-            # Do this only for a reader. A writer's topic table already has the right topics, and
-            # add_queues would also add deleted topics, because their queues still exist.
+            # Call add_queues only for a reader. A writer's topic table already has the right
+            # topics, and add_queues would also add deleted topics, because their queues still
+            # exist.
             self.add_queues(store.queues())
         self._group_document: dict[str, Any] = groups or {
             "dataVersion": _COUNTERS,
@@ -113,7 +114,7 @@ class Tables:
         return self._stored.get(name) or self.system_topics.get(name)
 
     def add_queues(self, queues: Iterable[tuple[str, int]]) -> None:
-        """Add the topics to which queues belong, if ``config/`` does not list them."""
+        """Add the topics of the queues, if ``config/`` does not list these topics."""
         for name, topic in topics_of(queues).items():
             known = self._stored.get(name)
             if known is None or known.read_queues < topic.read_queues:
@@ -245,7 +246,7 @@ class Tables:
             self._saved_version = version
 
     def save_offsets(self) -> None:
-        """Write and sync the offsets. Do nothing if the broker keeps them only in memory.
+        """Write and sync the offsets. Do nothing if the broker keeps the offsets only in memory.
 
         Thread-safe.
         """

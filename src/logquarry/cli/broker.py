@@ -118,7 +118,7 @@ def broker(
     out: Output,
     **given: Any,
 ) -> None:
-    """Serve STORE to RocketMQ's clients, until Ctrl-C: a broker and its name server.
+    """Run a broker and its name server for STORE, until Ctrl-C.
 
     Clients of RocketMQ 4.x in Java, Go, C++, Python, Rust and Node.js can send and consume
     messages. If the folder STORE is missing, the broker makes a new store. Without the argument

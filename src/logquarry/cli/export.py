@@ -67,7 +67,7 @@ def prepared(
 ) -> TableExport:
     """Make the export that the options describe, and check its stores and destination.
 
-    The check is done here because starting Spark takes seconds.
+    These checks come before the start of Spark, because this start takes seconds.
     """
     from logquarry.spark.decode import parse_decode_options
     from logquarry.spark.lakehouse.export import (
@@ -236,8 +236,9 @@ def export(
     Tables are Delta or Iceberg. STORE is a folder, a URL, or a glob of several stores. A broker may
     have the store open. The column broker contains the name of the store's folder.
 
-    If you repeat an export, it replaces the Parquet files or JSON lines. To a table, it adds only
-    the messages that the table does not have yet. An interrupted export leaves no incomplete file.
+    If you repeat an export to Parquet or JSON lines, it replaces the files. If you repeat an export
+    to a table, it adds only the messages that the table does not have yet. An interrupted export
+    leaves no incomplete file.
 
     Example: logquarry export /data/store --to parquet-folder --topic orders
     """

@@ -141,7 +141,8 @@ def _run(
 def _warn_of_service_topics(out: Output, imported: Imported) -> None:
     """Warn of messages that a broker would process a second time.
 
-    The old broker's progress is in config/, as queue offsets. An import keeps neither.
+    The old broker's progress is stored in config/, as queue offsets. An import keeps neither the
+    progress nor the queue offsets.
     """
     from logquarry.format import properties, timer
     from logquarry.store.transaction.transaction import HALF_TOPIC

@@ -15,8 +15,8 @@ import os
 import sys
 import time
 
-# Type checkers treat a variable of this name as true. To import TYPE_CHECKING from typing would
-# delay the start.
+# Type checkers take a variable named TYPE_CHECKING for true. To import TYPE_CHECKING from typing
+# would delay the start.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

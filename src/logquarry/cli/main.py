@@ -169,7 +169,8 @@ def main() -> None:
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stdout = _checked(sys.stdout, STANDARD_OUTPUT)
     sys.stderr = _checked(sys.stderr, None)
-    # If a command opens a store for writing, the files of all its queues stay open.
+    # Raise the limit of open files: in a store that is open for writing, the files of all queues
+    # stay open.
     raise_file_limit()
     # Turn SIGTERM and SIGHUP into an exception, so that a command can remove its half-written
     # files, and close its store.

@@ -38,7 +38,7 @@ _LEAST_PLAUSIBLE_MS: Final = 10**11
 
 
 def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    # After an error, outcome.py prints the command to run next, and needs this value for it.
+    # After an error, outcome.py prints the command to run next, which contains this value.
     ctx.meta[f"logquarry.{parameter.name}"] = value
     return value
 

@@ -74,7 +74,7 @@ def is_full_disk(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that the process lacks memory, also for a new thread."""
+    """Return whether an error means that the process lacks memory, for example for a new thread."""
     is_thread = isinstance(error, RuntimeError) and str(error) == "can't start new thread"
     return is_thread or isinstance(error, MemoryError)
 
@@ -214,7 +214,7 @@ def _store(ctx: click.Context) -> str | None:
 def read_store(
     store: str, settings: StoreConfig | None, read: Callable[[MessageStore], _T]
 ) -> tuple[_T, Mapping[QueueKey, str]]:
-    """Open a store and call ``read`` with it; leave out queues that the disk fails to read.
+    """Open a store and call ``read`` with it; leave out queues that cannot be read from the disk.
 
     Returns:
         The result of ``read``, and for each queue that was left out, the reason.
@@ -244,7 +244,7 @@ def queue_list(queues: Mapping[QueueKey, str]) -> list[dict[str, Any]]:
 
 
 def end_incomplete(out: Output, left_out: Mapping[QueueKey, str]) -> None:
-    """Warn of each queue that was left out; if there is one, exit with the code for findings."""
+    """Warn of each omitted queue; if any queue was omitted, exit with the code for findings."""
     for (topic, queue_id), reason in sorted(left_out.items()):
         out.warn(f"left out: {topic} queue {queue_id}: {reason}")
     if left_out:

@@ -148,7 +148,7 @@ def staged(target: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def full_disk_of(target: str | Path) -> Iterator[None]:
-    """Context manager: if the block raises a full-disk error without a path, add ``target``."""
+    """Context manager: add the path ``target`` to a full-disk error without a path."""
     try:
         yield
     except OSError as error:
@@ -287,7 +287,7 @@ class Output:
 
 
 class _ProgressBar:
-    # The bar appears only after 0.4 s, so short work shows none.
+    # The bar appears only after 0.4 s, so short work shows no bar.
 
     def __init__(self, what: str, *, in_bytes: bool) -> None:
         self._what = what

@@ -1,6 +1,6 @@
 """``logquarry report`` and ``demo``: write an HTML page about a store.
 
-The store of ``demo`` is from a real RocketMQ broker. The command also exports and checks it.
+The store of ``demo`` is from a real RocketMQ broker. The command also exports and checks the store.
 """
 
 from __future__ import annotations

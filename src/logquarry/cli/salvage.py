@@ -196,8 +196,8 @@ def _loss(plan: SalvagePlan, listed: int) -> str:
     if messages:
         count = text.plural(messages, "message")
         if plan.lost_messages > listed:
-            # The index does not record queues and queue offsets, so messages that only the index
-            # shows are missing in the list by queue.
+            # The index does not record queues and queue offsets, so the list by queue omits lost
+            # messages that only the index shows.
             count += f" ({plan.lost_messages - listed:,} of them only in the index)"
         # Print bytes as well as messages, because the lost bytes may include blanks (filler at the
         # end of a file).
@@ -275,7 +275,7 @@ def _notes(found: Salvaged) -> list[str]:
 
 
 def _only_for_rocketmq5(found: Salvaged) -> list[str]:
-    """Warn before a broker of RocketMQ 4.9 opens the new store and loses or ignores messages."""
+    """Warn if a broker of RocketMQ 4.9 would lose or ignore messages of the new store."""
     plan = found.plan
     lines = []
     longest = _LONGEST_V1_TOPIC

@@ -122,7 +122,8 @@ def _check_dead_letters(plan: LoadPlan) -> None:
 
 
 def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
-    """Append segments to one store, unless it already has the load. Then remove the segments.
+    """Append segments to one store, unless the store already has the load. Then remove the
+    segments.
 
     If several stores are loaded one after the other, the log of the next store can then use the
     memory and the disk blocks of these segments.
@@ -229,9 +230,9 @@ def commit_load(
 
     Raises:
         UsageError: if a task has staged rows of another load.
-        CorruptFile: if a segment has changed since it was staged. If it is missing or has another
-            size, nothing is appended to any store. If only its content has changed, nothing is
-            appended to the segment's own store.
+        CorruptFile: if a segment has changed since it was staged. If a segment is missing or has
+            another size, nothing is appended to any store. If only the content has changed, nothing
+            is appended to the store of this segment.
         StoreUnavailable: if a store cannot be written. If the load was already decided, the next
             load into the same path completes it.
     """
@@ -258,8 +259,8 @@ def commit_load(
             found = {store: run([Appending(store, plan.config, load, sent, LOADS)])[0]}
         elif segments:
             for segment in chain.from_iterable(segments.values()):
-                # Check the segments before the decision. After it, a missing segment would make
-                # each later load into this path fail too.
+                # Check the segments before the decision. After the decision, a missing segment
+                # would make each later load into this path fail too.
                 find_segment(plan.loads / load.staged, segment)
             decision.make(load, {plan.store(b).name: some for b, some in segments.items()})
             found = decision.finish(run)

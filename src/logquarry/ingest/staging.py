@@ -385,8 +385,8 @@ def check_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _without_text(batch: pa.RecordBatch) -> dict[int, str]:
-    # Return row number -> why the row is refused. Rows without topic or body are refused, and rows
-    # with invalid UTF-8.
+    # Return row number -> why the row is refused. Rows without topic or body, and rows with invalid
+    # UTF-8, are refused.
     refused: dict[int, str] = {}
     for name in _NEEDED:
         if batch[name].null_count:

@@ -12,10 +12,10 @@ before its offset. A transfer can end in the middle of a frame.
 The caller passes received bytes and the time, and gets events and the bytes to send. The network
 can divide the bytes of a transfer at any place. This changes only the number of events.
 
-Of the received bytes, a connection keeps at most a part of a header or of a report. If a peer
-sends invalid bytes, :class:`~logquarry.errors.ProtocolViolation` is raised. A slave's report ends
-the wait of a put only if the master has sent the bytes of the put's message over this connection. A
-slave accepts only bytes that directly follow its own last byte.
+A connection keeps received bytes only if they are an incomplete header or an incomplete report. If
+a peer sends invalid bytes, :class:`~logquarry.errors.ProtocolViolation` is raised. A slave's report
+ends the wait of a put only if the master has sent the bytes of the put's message over this
+connection. A slave accepts only bytes that directly follow its own last byte.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class MasterConnection:
         return []
 
     def next_tick_ms(self) -> int:
-        """Return the time in ms of the next :meth:`tick` if no bytes are received or sent first."""
+        """Return when to call :meth:`tick` next, in ms, if no bytes are received or sent before."""
         silence = self._heard_ms + self._times.housekeeping_ms
         if self.state is not ha.MasterState.TRANSFERRING:
             return silence + 1
@@ -194,8 +194,8 @@ class SlaveConnection:
     """A slave's side of one connection (``HAClient``). Not thread-safe.
 
     Args:
-        offset: physical offset from which the slave requests the log. If it is 0, the slave has no
-            bytes, and the master chooses where to start.
+        offset: physical offset from which the slave requests the log. If the offset is 0, the slave
+            has no bytes, and the master chooses where to start.
         now_ms: time of a monotonic clock, in milliseconds.
 
     Attributes:
@@ -307,7 +307,7 @@ class SlaveConnection:
         return []
 
     def next_tick_ms(self) -> int:
-        """Return the time in ms of the next :meth:`tick` if no bytes are received or sent first."""
+        """Return when to call :meth:`tick` next, in ms, if no bytes are received or sent before."""
         times = self._times
         return min(self._heard_ms + times.housekeeping_ms, self._said_ms + times.heartbeat_ms) + 1
 
@@ -334,7 +334,7 @@ class Bucket:
     def __init__(self, rate: int | None, portion: int, now_ms: int) -> None:
         self._rate = rate
         self._portion = portion
-        # Count in thousandths of a byte, because bytes per millisecond are no whole number.
+        # Count in thousandths of a byte, because the bytes per millisecond can be a fraction.
         self._held = 1_000 * portion
         self._filled_ms = now_ms
 

@@ -222,8 +222,8 @@ class DataReceived(NamedTuple):
 
 
 class HeartbeatReceived(NamedTuple):
-    """The master has sent a heartbeat. ``offset`` is the physical offset of the next byte that it
-    will send.
+    """The master has sent a heartbeat. ``offset`` is the physical offset of the next byte that the
+    master will send.
     """
 
     offset: int
@@ -233,8 +233,8 @@ class MasterElsewhere(NamedTuple):
     """The master does not have the log at the offset that the slave requested, and sends nothing
     more.
 
-    ``offset`` is the end of the master's log if the requested offset is after it. If the requested
-    offset is before the start of the master's log, ``offset`` is this start.
+    If the requested offset is after the end of the master's log, ``offset`` is this end. If the
+    requested offset is before the start of the master's log, ``offset`` is this start.
     """
 
     offset: int

@@ -182,8 +182,8 @@ def _json_head(
     fields: Mapping[str, str],
     body_size: int,
 ) -> bytes | None:
-    """Only if compiled: encode a frame without its body, for a command without a remark. Return
-    None if the header is long or needs escapes.
+    """Only called if compiled: encode a frame without its body, for a command without a remark.
+    Return None if the header is long or needs escapes.
     """
     head.size, head.is_plain = _PREFIX_SIZE, True
     out = cython.address(head)
@@ -298,7 +298,7 @@ def scan_json(header: bytes) -> Any:
 
 
 def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
-    """Only if compiled: parse an object. Return None if only the module json can parse it."""
+    """Only called if compiled: parse an object. Return None if it needs the module json."""
     found: dict[str, Any] = {}
     if scan.at == scan.end or scan.at[0] != b"{":
         return None
@@ -332,8 +332,8 @@ def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
 
 
 def _scan_text(scan: Any) -> str | None:
-    """Only if compiled: parse a string. Return None if there is no string, or if it has an escape
-    of a non-ASCII character.
+    """Only called if compiled: parse a string. Return None if there is no string, or if the string
+    has an escape of a non-ASCII character.
     """
     if scan.at == scan.end or scan.at[0] != b'"':
         return None
@@ -357,8 +357,8 @@ def _scan_text(scan: Any) -> str | None:
 
 
 def _scan_number(scan: Any) -> int | None:
-    """Only if compiled: parse an integer, but at most its first 18 digits. Return None if the
-    current position has no integer.
+    """Only called if compiled: parse an integer, but at most its first 18 digits. Return None if
+    the current position has no integer.
     """
     start = scan.at
     is_negative = scan.at[0] == b"-"

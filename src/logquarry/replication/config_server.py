@@ -1,7 +1,8 @@
 """Sends the files of a store's ``config/`` to slaves, as RocketMQ's ``AdminBrokerProcessor`` does.
 
 The server answers only four of RocketMQ's requests, one for each table (the content of one file).
-To limit memory, it reads no bytes from a peer until its previous answer to this peer is sent.
+To limit memory, the server reads no bytes from a peer until the previous answer to this peer is
+sent.
 """
 
 from __future__ import annotations
@@ -175,8 +176,8 @@ class _Asking(Peer):
 class ConfigServer(Server[_Asking]):
     """Sends the tables of a store's ``config/`` to slaves, both RocketMQ's and logquarry's.
 
-    The constructor opens the port. If ``port`` is 0, the system chooses one. Call :meth:`start` or
-    use a ``with`` block to start answering requests. The store need not be open.
+    The constructor opens the port. If ``port`` is 0, the system chooses the port. Call
+    :meth:`start` or use a ``with`` block to start answering requests. The store need not be open.
 
     Raises:
         OSError: if the server cannot listen at the address.

@@ -63,8 +63,9 @@ class ConfigSynced(NamedTuple):
     Attributes:
         written: files of ``config/`` that the copy has written, because the master's content was
             different.
-        missing: files that the master does not have. The slave keeps its own.
-        problems: tables that could not be copied, each with the reason. The slave keeps its own.
+        missing: files that the master does not have. The slave keeps its own copies.
+        problems: tables that could not be copied, each with the reason. The slave keeps its own
+            tables.
     """
 
     written: tuple[str, ...]
@@ -256,8 +257,8 @@ class ConfigSync(Worker):
                     else:
                         remark = (answer.remark or "nothing")[:_LONGEST_REMARK]
                         problems.append(f"{name}: the master refuses, code {answer.code}: {remark}")
-                # The decoders raise their own errors for invalid input. Catch the errors that they
-                # do not expect.
+                # The decoders raise ValueError for invalid input. Input that the decoders do not
+                # expect can cause the other two errors.
                 except (ValueError, TypeError, RecursionError) as error:
                     problems.append(f"{name}: the master's file is invalid: {error}")
         finally:

@@ -38,8 +38,8 @@ class MasterOptions(ServerOptions):
 
     Attributes:
         limits: transfer size and rate for each slave.
-        full_history: whether a slave with an empty log gets all files of the log. If False, it gets
-            only the last file and all later bytes, as from RocketMQ's master.
+        full_history: whether a slave with an empty log gets all files of the log. If False, such a
+            slave gets only the last file and all later bytes, as from RocketMQ's master.
     """
 
     limits: ha.TransferLimits = field(default_factory=ha.TransferLimits)
@@ -97,9 +97,9 @@ class _Slave(Peer):
 class HaMaster(Server[_Slave]):
     """Sends a store's log to slaves, as RocketMQ's ``HAService`` does.
 
-    The constructor opens the port. If ``port`` is 0, the system chooses one. Call :meth:`start` or
-    use a ``with`` block to start serving slaves. The store must be open for writing. Close the
-    master before you close the store.
+    The constructor opens the port. If ``port`` is 0, the system chooses the port. Call
+    :meth:`start` or use a ``with`` block to start serving slaves. The store must be open for
+    writing. Close the master before you close the store.
 
     Raises:
         OSError: if the master cannot listen at the address.

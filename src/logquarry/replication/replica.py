@@ -43,8 +43,8 @@ class Replica:
     """The log of a slave. Only :meth:`sync` is thread-safe.
 
     Args:
-        start: physical offset at which an empty log begins. If None, the master chooses it. A
-            RocketMQ master chooses the start of its last file.
+        start: physical offset at which an empty log begins. If None, the master chooses this
+            offset. A RocketMQ master chooses the start of its last file.
         check_crc: whether to check the CRC of bodies.
         overlap: number of bytes that are compared at the start of a connection.
         acknowledges_unchecked: whether the slave acknowledges bytes before they are checked.
@@ -72,7 +72,7 @@ class Replica:
         self.position = self._known_end = self.feed.wrote_offset
         self.feed.vouch(self.checked)
         self._vouched = self.checked
-        # Make the first call of the compiled function that checks frames now, because it is slow.
+        # Call the compiled function that checks frames once now, because its first call is slow.
         codec.walk(codec.Window.of(bytes(8), 0), 0, 0, self._rows, check_crc=self.check_crc)
 
     def request(self) -> int:
@@ -89,8 +89,8 @@ class Replica:
         self.check()
         wrote = self.feed.wrote_offset
         if not wrote:
-            # For the whole log, request the bytes from offset 1 on: offset 0 in a report would let
-            # the master choose. Byte 0 of a log is always 0, because it is the highest byte of a
+            # For the whole log, request the bytes from offset 1 on: with offset 0, the master would
+            # choose the start. Byte 0 of a log is always 0, because it is the highest byte of a
             # frame's size.
             self.position = 0 if self.start is None else max(1, self.start)
             return self.position
@@ -141,8 +141,8 @@ class Replica:
         return last if code in (REACHED_STOP, BLANK, NEED_MORE) else None
 
     def take(self, offset: int, data: memoryview) -> None:
-        """Append the next bytes of the master's log, or compare them with this log if it has them
-        already. :meth:`check` checks the frames.
+        """Append the next bytes of the master's log. If this log already has these bytes, compare
+        them instead. :meth:`check` checks the frames.
 
         Raises:
             LogsDiverged: if this log has other bytes at ``offset``.
@@ -257,8 +257,8 @@ class Replica:
             known = "may have acknowledged a part of it in an earlier run (acknowledge: received)"
         advice = "The next opening of the store cuts it off"
         if code in (DamageKind.BAD_BLANK, DamageKind.BAD_SIZE):
-            # This happens if the files of the two logs have different sizes: a frame does not fit
-            # into the slave's file, or a blank ends before its end.
+            # This damage occurs if master and slave have log files of different sizes: a frame does
+            # not fit into the slave's file, or a blank ends before the end of the slave's file.
             advice += (
                 f". Files of this log have {self.feed.file_size} bytes: if the master's have "
                 "another size, replicate into an empty folder with its mappedFileSizeCommitLog"

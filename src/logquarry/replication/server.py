@@ -85,7 +85,7 @@ class Server(Worker, Generic[P]):
 
     Args:
         listen: returns the listening sockets. The server's address is the first socket's address.
-        surroundings: provides clock and sockets. A test passes its own, to simulate them.
+        surroundings: provides clock and sockets. A test passes an object that simulates both.
         read_size: maximum number of bytes to read at once.
     """
 

@@ -135,7 +135,7 @@ class HaSlave(Worker):
 
     Args:
         store: the store, open for writing with ``broker_role`` SLAVE, so that it rejects puts.
-        surroundings: provides clock and sockets. A test passes its own, to simulate them.
+        surroundings: provides clock and sockets. A test passes an object that simulates both.
 
     Raises:
         UsageError: if the store's ``broker_role`` is not SLAVE.
@@ -170,7 +170,7 @@ class HaSlave(Worker):
         )
         self._wake = self._surroundings.wake()
         self._sync_wanted = Flag()
-        # Held during each use of the protocol state and the socket of the current connection.
+        # Protects the protocol state and the socket of the current connection.
         self._use = threading.Lock()
         self._machine: SlaveConnection | None = None
         self._wire: Wire | None = None
@@ -242,8 +242,8 @@ class HaSlave(Worker):
         drive(self.following())
 
     def following(self) -> Waits:
-        """Do all work of the receiving thread, as a generator. A test runs it, and :meth:`syncing`,
-        with simulated time.
+        """Do all work of the receiving thread, as a generator. A test runs this generator and
+        :meth:`syncing` with simulated time.
         """
         pause = self._options.first_pause
         try:
@@ -411,8 +411,8 @@ class HaSlave(Worker):
             sync_wanted.take()
 
     def syncing(self) -> Generator[Flag, None, None]:
-        """Do all work of the syncing thread, as a generator. Before each sync, it yields the flag
-        for which the caller must wait.
+        """Do all work of the syncing thread, as a generator. Before each sync, the generator yields
+        the flag for which the caller must wait.
         """
         try:
             while self._goes_on() and not self._ended.wait(0):
@@ -433,8 +433,7 @@ class HaSlave(Worker):
             if offset <= machine.reported:
                 return
             if wire.wants_write:
-                # The socket accepts no bytes now. Report later, with the offset that is the latest
-                # then.
+                # The socket accepts no bytes now. Report the newest offset later.
                 self._owes_sync = True
                 return
             machine.report(offset, self._surroundings.now_ms())

@@ -179,7 +179,7 @@ def _time_format(span_ms: int) -> str:
 def _body_sizes(found: Survey) -> Figure:
     used = found.body_sizes.nonzero()[0]
     rows: list[dict[str, Any]] = []
-    # Add an empty bin at each end. Without it, a single bar would be as wide as the whole chart.
+    # Add an empty bin at each end: otherwise, a single bar would be as wide as the whole chart.
     for bits in range(max(0, int(used[0]) - 1), min(len(found.body_sizes), int(used[-1]) + 2)):
         count = int(found.body_sizes[bits])
         rows.append(

@@ -12,7 +12,8 @@ import altair as alt
 from logquarry.report.survey import FileUse, Survey
 from logquarry.text import plural, printable, size_text
 
-# The colours of Okabe and Ito. Colour-blind readers can distinguish them, also in a grey print.
+# The colours of Okabe and Ito. Colour-blind readers can distinguish these colours, and so can
+# readers of a grey print.
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = (
     "#0072b2",
     "#e69f00",

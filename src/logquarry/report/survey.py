@@ -1,4 +1,4 @@
-"""Counts messages, sizes, times and tags of a log in one scan. Memory does not grow
+"""Counts messages, sizes, times and tags of a log in one scan. The memory for a scan does not grow
 with the log.
 """
 
@@ -120,7 +120,8 @@ def survey(
 ) -> Survey:
     """Scan a store's log, and count its messages. Damaged parts are skipped.
 
-    ``span`` has the store times of the first and the last message. The time bins are between them.
+    ``span`` has the store times of the first and the last message. The time bins cover the time
+    between these two.
     """
     first, last = span[0] or 0, max(span[0] or 0, span[1] or 0)
     width = bin_size(last - first)

@@ -94,7 +94,7 @@ def compact(
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Number and bytes of the merged files (before), and of the files that replaced them."""
+    """Count and bytes of the merged files (before), and of the files that replaced them (after)."""
 
     files_before: int = 0
     files_after: int = 0

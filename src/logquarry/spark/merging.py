@@ -100,7 +100,8 @@ def fewer(
     """Keep only the merges that reduced the number of files; return their sources and new files.
 
     The metadata of a file stores the property strings that the column ``properties`` cannot
-    represent. If they are too large for the metadata of one file, a merge writes several files.
+    represent. If these strings are too large for the metadata of one file, a merge writes several
+    files.
     """
     kept = [
         (group, files) for group, files in zip(chosen, made, strict=True) if len(files) < len(group)

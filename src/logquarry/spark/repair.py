@@ -2,8 +2,8 @@
 
 The rebuild of queues and index is in the module `rebuilding`.
 
-To verify, each task reads a part of a log, or an index file. For a part of a log, it returns the
-ranges in which all frames are valid and have the right entries in queues and index
+To verify, each task reads a part of a log, or an index file. For a part of a log, the task returns
+the ranges in which all frames are valid and have the right entries in queues and index
 (:mod:`logquarry.repair.audit.runs`). The driver then verifies each store, but does not read these
 ranges again. The findings equal those of a verification without Spark. To salvage, each task
 salvages one store.

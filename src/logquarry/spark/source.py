@@ -286,7 +286,7 @@ def use_this_python(context: SparkContext) -> None:
     """On a local master, make the Python workers use this interpreter, unless the user chose one.
 
     By default, the workers use the first python3 on PATH. If the driver runs in a virtual
-    environment that is not activated, this is another Python.
+    environment that is not activated, the first python3 is another Python.
     """
     is_chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
     if (context.master or "").startswith("local") and not is_chosen:
@@ -331,9 +331,9 @@ def read(spark: SparkSession, path: StorePath | Sequence[StorePath], **options: 
     """Read stores as a DataFrame, with the options of the data source `rocketmq`.
 
     From Spark 4.0 on, the function calls ``spark.read.format("rocketmq")``, which also works with
-    Spark Connect. Spark 3.5 has no data sources in Python. There the driver plans the tasks during
-    this call, and Spark's mapInArrow runs the tasks. Options that are lists or mappings are passed
-    as JSON.
+    Spark Connect. Spark 3.5 has no data sources in Python. With Spark 3.5, the driver plans the
+    tasks during this call, and Spark's mapInArrow runs the tasks. Options that are lists or
+    mappings are passed as JSON.
 
     Raises:
         UsageError: if an option is unknown or invalid; Spark 4 wraps the error.

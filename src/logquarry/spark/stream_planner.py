@@ -264,7 +264,8 @@ class StreamPlanner:
     ) -> Iterator[ReadTask]:
         durable = layout.durable_end
         # The log is known to be on the disk up to the durable offset. Before this offset, a reader
-        # reports invalid bytes as damage. After it, invalid bytes can be the log's end.
+        # reports invalid bytes as damage. After the durable offset, invalid bytes can be the log's
+        # end.
         bound = stop if durable is not None and stop <= durable else None
         extent = LogExtent(layout.commit_log.start, stop, bound)
         splits = plan_splits(layout, extent, start=start, stop=stop, split_size=size)
@@ -289,7 +290,7 @@ class StreamPlanner:
         return known[1]
 
     def _lose(self, broker: str, text: str) -> None:
-        """Report lost messages: raise, or log a warning once for each broker."""
+        """Report lost messages: raise an error, or log one warning for each broker."""
         if self._options.fail_on_data_loss or broker not in self._reported:
             self._reported.add(broker)
             lost(self._options, text)

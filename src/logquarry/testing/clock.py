@@ -14,8 +14,8 @@ class FakeClock:
 
     Args:
         now: the first time, in milliseconds since 1970.
-        step: milliseconds by which each call advances the clock. If it is above 0, no two calls
-            return the same time.
+        step: milliseconds by which each call advances the clock. If ``step`` is above 0, no two
+            calls return the same time.
     """
 
     def __init__(self, now: int = 1_700_000_000_000, *, step: int = 0) -> None:

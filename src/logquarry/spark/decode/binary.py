@@ -103,7 +103,8 @@ class _Types:
     """Maps Avro types to Arrow types, and to converters for values that Arrow rejects."""
 
     def __init__(self) -> None:
-        # By full name of a type: its schema, and the namespace in which the type is defined.
+        # Maps the full name of a type to its schema and to the namespace in which the type is
+        # defined.
         self._named: dict[str, tuple[Any, str]] = {}
         self._open: list[str] = []
 

@@ -321,7 +321,7 @@ class Advance:
         """Commit the dead letters, then the files and the offset ``end``.
 
         After a crash between the two commits, the next export reads the messages again, but skips
-        the dead letters that their table already has.
+        the dead letters that the table of dead letters already has.
         """
         target, marks = self._target, self._marks(end)
         if not self._run.name:
@@ -391,7 +391,8 @@ def _forward(marks: Marks, before: Marks) -> dict[str, int]:
     """Return each mark with the larger of its new and its earlier value.
 
     The dead letters are committed first. After a crash between the two commits, the marks of the
-    dead letters are larger than the marks of the messages. The next export must not lower them.
+    dead letters are larger than the marks of the messages. The next export must not lower these
+    marks.
     """
     return {name: max(value, before.get(name, value)) for name, value in marks.items()}
 

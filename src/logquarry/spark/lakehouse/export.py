@@ -319,10 +319,10 @@ def _check_free(folder: OutputFolder, table: Table) -> None:
     for path in paths:
         name = path.rpartition("/")[2]
         is_part = name.startswith("part-") and name.endswith(".parquet")
-        # If the new table is `folder` itself, allow every part file. If it is in a subfolder,
-        # another export may have crashed before it created its table, so that `table_folders` does
-        # not list this export's files. Allow only the part files of such an export, which has left
-        # a note.
+        # If the new table is `folder` itself, allow every part file. If the new table is in a
+        # subfolder, another export may have crashed before it created its table, so that
+        # `table_folders` does not list this export's files. Allow only the part files of such an
+        # export, which has left a note.
         is_part = is_part and (not below or any(is_of_run(path, run) for run in runs))
         if not (path.startswith(ours) or path == "catalog.db" or is_part):
             raise UsageError(

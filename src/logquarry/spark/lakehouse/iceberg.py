@@ -389,9 +389,9 @@ def _is_first(table: IcebergTable, snapshot: Snapshot) -> bool:
     This holds for the first snapshot of a table, and for the first one after the table was replaced
     (``CREATE OR REPLACE TABLE``). Other snapshots can have lost their parent: when pyiceberg
     expires a snapshot, it removes the snapshot's id from the child (Java keeps the id). The
-    sequence number alone does not show this. In version 1 of the format, every snapshot has the
-    number 0. So the first snapshot after an upgrade to version 2 has the number 1, although it is
-    not the table's first.
+    sequence number alone does not show which snapshot is the first. In version 1 of the format,
+    every snapshot has the number 0. So the first snapshot after an upgrade to version 2 has the
+    number 1, although it is not the table's first.
     """
     if _rows_before(snapshot):
         return False

@@ -336,7 +336,7 @@ def check_unmoved(name: str, found: Marks, before: Marks) -> None:
 
 
 def check_location(folder: OutputFolder, package: str, marks: str = "") -> None:
-    """Raise UsageError if `package` would write to another folder, because it parses URLs.
+    """Raise UsageError if `package` would parse the location as a URL of another folder.
 
     `marks` are the characters, such as "?", at which the path of a URL ends.
     """

@@ -401,8 +401,8 @@ class Run:
     def _is_ours(self, document: Mapping[str, Any]) -> bool:
         """Return whether an export into this table wrote the note.
 
-        The caller removes the files of the run that wrote the note. So it must skip the notes of
-        exports into other tables.
+        The caller removes the files of the run that wrote the note. So the caller must skip the
+        notes of exports into other tables.
         """
         table = self._tables[0]
         table_id = document.get("id")
@@ -439,8 +439,8 @@ class Run:
 def _has(table: Table, wanted: Marks, *, may_come: bool) -> bool:
     """Return whether the commit succeeded.
 
-    If the catalog may still carry out the commit (`may_come`), first make sure that this cannot
-    happen after the call.
+    If the catalog may still carry out the commit (`may_come`), first make sure that the catalog
+    cannot carry it out after this call.
     """
     state = table.look()
     if state is None or _reached(state.marks(wanted), wanted):
