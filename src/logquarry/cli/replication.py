@@ -217,7 +217,7 @@ def replicate(
     config: str | None,
     out: Output,
 ) -> None:
-    """Copy a master's log, and all later messages, into a store until Ctrl-C.
+    """Keep copying a master's log into a store, until Ctrl-C.
 
     The master is a RocketMQ 4.9 broker or logquarry serve-master. The log files of master and STORE
     must have the same size: if the size is not 1 GiB, pass mappedFileSizeCommitLog with --config.
