@@ -1,4 +1,4 @@
-"""The folders of a store: locks, hard links that protect files, the folder of each new log file.
+"""Locks a store's folders, protects files by hard links, and chooses folders for new log files.
 
 A lock of a folder needs no lock file, and ends with the process that holds it.
 
@@ -384,10 +384,10 @@ class NameGuard:
                 self._disk.sync_names(second)
 
     def _expired(self, folders: Iterable[Path]) -> set[Path]:
-        """Return those lost files of the log that a broker's retention deleted after the crash.
+        """Of the log files without a first name, return those that a broker's retention deleted.
 
-        A lost file has only its second name. If another file is missing between the lost file and
-        the log's first file, a retention deleted the lost file. Otherwise, only its name was lost.
+        If another file is missing between such a file and the log's first file, a retention has
+        deleted the file. Otherwise, only its first name is lost.
         """
         lost: dict[int, Path] = {}
         found: list[int] = []

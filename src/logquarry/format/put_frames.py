@@ -115,7 +115,7 @@ def place(data: memoryview, queue_offset: int, physical_offset: int, now: int) -
 
 
 def same(one: memoryview, other: memoryview) -> bool:
-    """Whether two frames are the same message, without the fields that :func:`place` sets."""
+    """Whether two frames are the same message. The fields that :func:`place` sets are ignored."""
     return len(one) == len(other) and same_head(one, other) and text_of(one) == text_of(other)
 
 
@@ -125,7 +125,9 @@ def text_of(data: memoryview) -> memoryview:
 
 
 def same_head(one: memoryview, other: memoryview) -> bool:
-    """Whether the fields before STORETIMESTAMP are equal, without those that :func:`place` sets."""
+    """Whether the fields before STORETIMESTAMP are equal. The fields that :func:`place` sets are
+    ignored.
+    """
     parts = (slice(0, _AT_NUMBER), slice(_BEHIND_OFFSETS, _time_at(one)))
     return all(one[part] == other[part] for part in parts)
 

@@ -345,7 +345,8 @@ def last_nonzero(window: Window, start: int, stop: int) -> int:
     fast = kernels()
     if fast is not None:
         return int(fast.last_nonzero(window.address, start, stop))
-    # The comparison makes a new array. Unlike a live log, it cannot change during the search.
+    # The comparison makes a new array. Unlike the bytes of a live log, this array cannot change
+    # during the search.
     found = np.flatnonzero(window.data[start:stop] != 0)
     return start + int(found[-1]) + 1 if len(found) else start
 

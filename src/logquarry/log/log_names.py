@@ -403,8 +403,8 @@ class _Identification:
             if entry == one.physical_offset:
                 return True
             others += 1
-        # One different offset is not enough: after a restart, RocketMQ 3 can use a queue offset for
-        # two messages.
+        # One different offset is not enough, because RocketMQ 3 can use a queue offset for two
+        # messages after a restart.
         return False if others >= _LEAST_FRAMES else None
 
     def _entry_of(self, message: Frame) -> int | None:

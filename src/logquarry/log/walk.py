@@ -3,8 +3,8 @@
 If the walk finds bytes that are no valid frame, it searches for the next sound frame (resync).
 If it finds one that belongs to the log, the bytes are damage, and the walk continues after them.
 Otherwise they are a torn tail or stale frames, and the log ends. Reads and verify use this
-decision; a recovery uses that of :mod:`logquarry.repair.audit.log`. The search can recognize a
-frame, because each frame contains its own physical offset.
+decision. A recovery instead decides by the rules in :mod:`logquarry.repair.audit.log`. The search
+can recognize a frame, because each frame contains its own physical offset.
 
 After a clean shutdown, the log ends at the first break of the chain of frames at or after
 ``bound``, and sound frames after the end are stale. There is no bound if a writer has the store
@@ -216,8 +216,8 @@ class LogReader(LogBytes):
                     yield LogEnd(event.offset)
                     return
                 if event.is_tail and torn is None:
-                    # The log ends here, but continue to report damage: files after a torn tail may
-                    # have more bytes, although no sound frame.
+                    # The log ends here. But continue to report damage, because the files after a
+                    # torn tail may contain further data, although no sound frame.
                     torn = event.offset
         yield from self._behind(position)
 
@@ -363,8 +363,8 @@ class LogReader(LogBytes):
         if self.bound is not None and is_cut and not self._goes_on(position):
             return damage(self.bound, ends_log=True)
         found = self._next_sound(position + 1)
-        # Do not read unreadable bytes again: the page cache may deliver them later, although the
-        # disk fails.
+        # Do not read unreadable bytes again, because the page cache may deliver them later,
+        # although the disk fails.
         may_heal = self.live and kind != UNREADABLE
         if may_heal and found is not None and (healed := self._healed(position)) is not None:
             return healed
@@ -395,8 +395,9 @@ class LogReader(LogBytes):
         return DamagedSpan(position, last - position, TORN_TAIL, reason, path), last
 
     def _synced_after(self, position: int) -> int:
-        """Return how many synced bytes are missing from a position on: all bytes up to the durable
-        offset, but 0 if the writer has just created the file there.
+        """Return the number of synced bytes that are missing after a position. These are all bytes
+        up to the durable offset. But if the writer has just created the file at the position, no
+        byte is missing.
         """
 
         durable = self.layout.durable_end
@@ -432,7 +433,7 @@ class LogReader(LogBytes):
         return code in (REACHED_STOP, BLANK)
 
     def _goes_on(self, position: int) -> bool:
-        """Whether a later file has data. A file whose first bytes are zeros has none yet."""
+        """Whether a later file has data. A file whose first bytes are zeros has no data yet."""
         size = BLANK_LAYOUT.size
         for file in reversed(self.files.files):
             if file.base <= position:

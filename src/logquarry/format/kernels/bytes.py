@@ -149,7 +149,8 @@ def prefetch(typingctx: Any, address: Any) -> Any:
             (_BYTE.as_pointer(),),
             ir.FunctionType(ir.VoidType(), (_BYTE.as_pointer(), word, word, word)),
         )
-        # 0: a read; 3: keep the line in all caches; 1: the data cache.
+        # The last three arguments mean: prefetch for a read (0), keep the line in all caches (3),
+        # and use the data cache (1).
         builder.call(instruction, (pointer, word(0), word(3), word(1)))
         return context.get_dummy_value()
 

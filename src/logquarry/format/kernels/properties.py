@@ -104,10 +104,10 @@ def mark_named(
 ) -> None:
     """Mark the frames that have a property with a given name (Horspool's search).
 
-    The search compares the name with as many bytes of a frame. If these bytes are not a property
-    with this name, the search advances by ``shifts[b]``, where b is the last of the compared bytes.
-    ``shifts[b]`` is the distance between two bytes of the name: its last byte, and the last b
-    before this byte. If there is no such b, it is the length of the name.
+    The search compares the name with an equally long piece of the property string. If the piece is
+    not a property with this name, the search advances by ``shifts[b]``, where b is the last byte of
+    the piece. If the name contains the byte b before its last byte, ``shifts[b]`` is the distance
+    from the last such b to the name's last byte. Otherwise it is the length of the name.
     """
     size = name.shape[0]
     for i in range(count):
