@@ -127,8 +127,8 @@ def refusal(
     """
     try:
         if may_lack_log:
-            # The property raises an error if files of the log are in folders that logquarry does
-            # not read.
+            # The access to this property raises an error if files of the log are in folders that
+            # logquarry does not read.
             _ = layout.commit_log
         elif action is not Action.SALVAGE:
             require_log(layout)

@@ -238,7 +238,8 @@ class KernelGet:
                 return None
             self._next_check = now + _CHECK_EVERY
         # Take scratch memory out of the list, so that two threads never use the same memory. If an
-        # exception prevents its return to the list, a later call allocates new memory.
+        # exception prevents the return of the memory to the list, a later call allocates new
+        # memory.
         free = self._free
         scratch = free.pop() if free else _Scratch()
         to = scratch.address
@@ -290,7 +291,8 @@ class KernelGet:
             kernels = codec.kernels()
             if kernels is not None:
                 if cython.compiled:
-                    # Set the address first: another thread calls it as soon as _kernel is set.
+                    # Set the address before _kernel, because another thread uses the address as
+                    # soon as _kernel is set.
                     self._kernel_address = kernels.get_frames_address()
                 self._kernel = kernels.get_frames
         return self._kernel is not None

@@ -173,8 +173,8 @@ class StoreEngine:
         try:
             found = open_check.find_store(root, config)
         except open_check.NeedsRecovery as error:
-            # Log only the text of the error: the error object would keep all files open that were
-            # read.
+            # Log only the text of the error, because the error object would keep all files open
+            # that were read.
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root, config)
             restore_names(StoreLayout.open(root, config), self.disk)
@@ -371,8 +371,8 @@ class StoreEngine:
     def close(self) -> None:
         """Close the store, cleanly if possible. A second call does nothing.
 
-        If a listener or a callback of a put calls this method, it raises UsageError: the thread of
-        the listener would have to wait for its own end.
+        If a listener or a callback of a put calls this method, it raises UsageError, because the
+        thread of the listener would have to wait for its own end.
         """
         if self.health.is_forked:
             return
@@ -382,9 +382,9 @@ class StoreEngine:
             try:
                 if Refusal.CLOSED not in self.flags.refusals:
                     self.flags.set(Refusal.CLOSED)
-                    # A put may have passed the check of the flags just before. Do not wait for it:
-                    # the log refuses its message. Its caller may be a listener or a callback, whose
-                    # thread must end now.
+                    # A put may have passed the check of the flags just before. Do not wait for this
+                    # put, because the thread of the put may be that of a listener or a callback,
+                    # which must end now. The log refuses the put.
                     self.writer.end()
                     if not self._close_in_order():
                         logger.error("%s: the next opening has to recover the store", self.root)
@@ -487,11 +487,11 @@ def check_openable(root: Path, config: StoreConfig, accept_loss: int | None = No
 
 
 def _require_outside_of_stores(root: Path) -> None:
-    """Raise UsageError if a new store would lie in another store: RocketMQ can refuse to start
-    while an unknown folder is in its store.
+    """Raise UsageError if a new store would lie in another store, because RocketMQ can refuse to
+    start while an unknown folder is in its store.
     """
     for folder in root.resolve().parents:
-        # A folder that has only a log is no store: storePathCommitLog can name any place.
+        # A folder that has only a log is no store, because storePathCommitLog can name any folder.
         parts = CONSUME_QUEUE, CHECKPOINT, ABORT, LOCK
         if (folder / COMMIT_LOG).is_dir() and any((folder / name).exists() for name in parts):
             reason = f"a new store cannot lie in the store {folder}"

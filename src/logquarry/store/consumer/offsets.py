@@ -205,7 +205,7 @@ class LostOffsets:
         ]
         aside = quarantine(root, CONFIG)
         self._aside = sorted(aside.glob(f"{name}*")) if aside.is_dir() else []
-        # Read the time now: later saves of the offsets change it.
+        # Read the time now, because later saves of the offsets change it.
         self.saved_at = self._find_saved_at()
 
     @property

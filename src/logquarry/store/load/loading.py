@@ -120,8 +120,8 @@ class Loads:
                 f"{self.root}: an earlier load was interrupted: {begun.load}. Close the store and "
                 "open it again, which finishes or removes this load. Then repeat the new load"
             )
-        # Sync the messages before the load: the intent will contain `end`, so a crash must not
-        # remove messages before `end`.
+        # Sync the messages before the load. The intent names `end` as the start of the load, so a
+        # crash must not remove messages before `end`.
         self.flush()
         intent = Intent(load, end, loads, tuple(segments))
         for segment in segments:
@@ -272,8 +272,8 @@ def _torn_frame(root: Path, config: StoreConfig, intent: Intent) -> int | None:
     layout = StoreLayout.open(root, config)
     durable = read_durable(layout.filesystem)
     if durable is None:
-        # Another program, such as a broker, may have written to the store after the load. It has
-        # then kept the torn frame, and consumers may have got the messages after this frame.
+        # Another program, such as a broker, may have written to the store after the load. Then this
+        # program has kept the torn frame, and consumers may have got the messages after this frame.
         return None
     least = max(intent.start, durable.end)
     # Compare frames only if one of them looks torn.
@@ -329,7 +329,7 @@ def _truncate(root: Path, config: StoreConfig, disk: Disk, clock: Clock, offset:
     layout = StoreLayout.open(root, config)
     AbortFile(disk, root).make()
     if _durable(layout) > offset:
-        # Lower the durable offset: the recovery keeps the bytes before it.
+        # Lower the durable offset, because the recovery keeps all bytes before the durable offset.
         checkpoint = CheckpointFile(disk, root / CHECKPOINT)
         try:
             DurableFile(disk, root / DURABLE, offset, checkpoint.times).close()
@@ -350,9 +350,10 @@ class _Search:
     Attributes:
         place: place of the first frame that the log lacks (:class:`StagedLoad`).
         torn: physical offset of this frame if the log has only a part of it: a power cut has left
-            zeros in its topic or properties, which no CRC covers. None if the log has no part.
+            zeros in its topic or properties, which no CRC covers. None if the log has no part of
+            this frame.
         lost: bytes that the log lost since the last frame that was found; None without a loss. If
-            it is not None, the log may once have had further frames of the load.
+            ``lost`` is not None, the log may once have had further frames of the load.
     """
 
     def __init__(self, load: StagedLoad, durable: int) -> None:
@@ -419,9 +420,9 @@ class _Search:
 
 
 def _others(run: Run, row: int, wanted: memoryview) -> int:
-    """Count the frames from a row on, before the first one that can be the wanted frame.
+    """Count the frames from a row on that are before the first candidate for the wanted frame.
 
-    Such a frame has the wanted frame's size and body CRC.
+    A candidate has the same size and body CRC as the wanted frame.
     """
     starts, sizes = run.rows[row:, POSITION].astype(np.int64), run.rows[row:, SIZE]
     numbers = np.flatnonzero(sizes == len(wanted))

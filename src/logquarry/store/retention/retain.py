@@ -88,8 +88,8 @@ class LiveRetention:
         safe_end = min(self.log.flushed_offset, self.log.max_offset, self.dispatched())
         intent = Ledger(self.disk, self.root).intent()
         if intent is not None:
-            # If a load is unfinished, keep the log from the load's start on: a writer needs it to
-            # finish the load.
+            # If a load is unfinished, keep the log from the load's start on, because a writer needs
+            # this part to finish the load.
             safe_end = min(safe_end, intent.start)
         # Read `held` before the files are listed. A file that leaves `held` between these two
         # steps is kept until the next run. A file that has left `held` never enters it again.
@@ -152,8 +152,8 @@ class LiveRetention:
     def _cut_transactions(self, plan: RetentionPlan) -> None:
         for name in (STATE_TABLE, REDO_LOG):
             gone = [file.base for file in plan.transactions if file.path.startswith(f"{name}/")]
-            # Only in dialect 3.1 is a state table open. In dialect 4.9, files of a state table
-            # stay.
+            # A writer opens the state table only in dialect 3.1. In dialect 4.9, the files of a
+            # state table are kept.
             if gone and self.transactions is not None:
                 self._require_open()
                 self.transactions.remove_until(name, gone[-1])
@@ -262,9 +262,9 @@ def retain(
         if refused is not None:
             raise StoreUnavailable(f"{root}: {refused}")
         # A writer gives files of the log and the index a second hard link. A clean shutdown removes
-        # these links. Delete any link that is left: otherwise the next opening would restore a
-        # deleted file from its link. If a file has only this link, another program has deleted the
-        # file, because the shutdown was clean. So this link is deleted too.
+        # these links. Delete any link that is left, because otherwise the next opening would
+        # restore a deleted file from its link. If a file has only this link, another program has
+        # deleted the file, because the shutdown was clean. So this link is deleted too.
         NameGuard(disk).discard([*log_paths(root, layout.log_folders), root / INDEX])
         plan = _plan(layout, rules, clock)
         apply_retention(plan, disk, root, progress)

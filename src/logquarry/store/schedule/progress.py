@@ -193,8 +193,8 @@ def advance(
     Args:
         offsets: for each level, the queue offset of the next message to deliver; changed in place.
         runs: the frames of the log from the saved position on.
-        unique: whether to match only messages with a UNIQ_KEY. Set it if ``runs`` starts before the
-            saved position. Otherwise an old delivery without a UNIQ_KEY could be taken for the
+        unique: whether to match only messages with a UNIQ_KEY. Pass True if ``runs`` starts before
+            the saved position. Otherwise an old delivery without a UNIQ_KEY could be taken for the
             delivery of an equal message that still waits.
     """
     found = 0
