@@ -129,7 +129,7 @@ def is_lockable(root: Path) -> bool:
 
 
 def held_by(root: Path) -> str:
-    """Return, as text, which program holds a store's lock, and what to do."""
+    """Return a text that says which program holds a store's lock, and what the user can do."""
     with lock_file(root / LOCK) as is_ours:
         if not is_ours:
             return "the store is open in another program: stop that program first"

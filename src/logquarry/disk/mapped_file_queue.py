@@ -382,7 +382,7 @@ class MappedFileQueue(LastFile):
         self._health.require_writable()
         if self._allocator is not None:
             # The allocator creates files ahead, and these files begin after the old end. After a
-            # truncation they would leave a gap, so delete them.
+            # truncation these files would leave a gap, so delete them.
             self._allocator.discard()
         with self._flushing, self._change, self._disk.finally_synced():
             bases = self.bases

@@ -192,7 +192,8 @@ class Service(ABC):
     poisons the store and ends.
 
     If several runs fail in a row, the service logs the first failure, and each later failure whose
-    text differs from that of the failure before. It also logs the first success after a failure.
+    text differs from that of the failure before. The service also logs the first success after a
+    failure.
 
     Args:
         interval_ms: pause between two runs; None to run only after :meth:`wakeup`.

@@ -10,8 +10,8 @@ The table has one column of int64 per message:
 - BODY_AT and PROPS_AT are addresses of the body and of the property string.
 - QUEUE_OFFSET is only for a message that takes no new queue offset: it is 0, or the message's
   previous queue offset.
-- STORE_TIMESTAMP is the earliest allowed store time. It is used only for a message from another
-  store, to keep its store time.
+- STORE_TIMESTAMP is the earliest allowed store time. STORE_TIMESTAMP is used only for a message
+  from another store, to keep the message's store time.
 
 A staged frame is complete, except for the fields that are known only under the log's lock. Before
 :func:`place` sets these fields, QUEUEOFFSET contains an index into a table of queues that the

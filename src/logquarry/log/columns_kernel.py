@@ -50,8 +50,8 @@ def interned(count: int, intern: Callable[..., int]) -> tuple[list[int], Int64]:
     """Call a kernel that numbers the distinct values among ``count`` values.
 
     Returns:
-        A list with one element for each distinct value: the value, or the index of its first
-        occurrence. And an array with the number of the distinct value for each of the ``count``
+        A list with one element for each distinct value (the value, or the index of its first
+        occurrence), and an array with the number of the distinct value for each of the ``count``
         values.
     """
     ids, found = np.empty(count, np.int64), np.empty(0, np.int64)

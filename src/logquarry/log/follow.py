@@ -208,8 +208,8 @@ class Follower:
         """Read and decode the frames that start before ``stop``. Return the run of these frames,
         the position after the run, and the code that tells why the run ends there.
 
-        The run is None if it has no frames. Its arrays are valid until the next call. The code is
-        ASK_JAVA or a code of :func:`logquarry.log.codec.walk`.
+        The run is None if it has no frames. The arrays of the run are valid until the next call.
+        The code is ASK_JAVA or a code of :func:`logquarry.log.codec.walk`.
         """
         found, after, code = self._follow(window, stop)
         if found is not None and self._keys != "4.9":

@@ -143,8 +143,8 @@ def find_lost_head(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> Lost
 def unproved_start(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> str | None:
     """Explain why the log's first files may be missing; None if the log's start is recorded or 0.
 
-    RocketMQ's retention does not record the log's start. So if it has deleted the first files, they
-    look like lost files.
+    RocketMQ's retention does not record the log's start. So if this retention has deleted the first
+    files, they look like lost files.
     """
     if not files or not files[0].base:
         return None

@@ -135,8 +135,8 @@ def markdown() -> str:
 
 @dataclass(frozen=True, slots=True)
 class KafkaColumn:
-    """A column of Spark's Kafka source. It is made from the message column ``source``; if
-    ``source`` is None, it is a constant.
+    """A column of Spark's Kafka source. The column is made from the message column ``source``; if
+    ``source`` is None, the column is a constant.
     """
 
     name: str

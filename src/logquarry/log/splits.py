@@ -203,8 +203,8 @@ _FRAMES_AT_ONCE: Final = 1 << 15
 
 @dataclass
 class Stretch:
-    """Consecutive sound frames, and facts about them. Call the object with the next frames to add
-    their facts; subclasses collect further facts.
+    """Consecutive sound frames, and facts about them. A call of the object adds the next frames.
+    Subclasses collect further facts.
 
     Attributes:
         start: physical offset of the first frame. In a DLedger log, offset of the head before it.

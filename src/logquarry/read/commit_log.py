@@ -41,8 +41,8 @@ _LEFT_OUT: Final = "its messages are left out"
 class CommitLog:
     """The log of a store (RocketMQ's ``CommitLog``). All offsets are physical offsets.
 
-    ``last_entries`` returns the last entries of the queues. It is called only when the log's end is
-    needed.
+    ``last_entries`` returns the last entries of the queues. ``last_entries`` is called only when
+    the log's end is needed.
 
     Attributes:
         is_watched: whether another program may truncate the files.
@@ -63,8 +63,8 @@ class CommitLog:
         self._reader = files or OpenFiles(layout)
         self._last_entries = last_entries
         self._end: int | None = None
-        # The view that the last read used, as (offset, end, bytes). It is cached, because the next
-        # read often needs it too.
+        # The view that the last read used, as (offset, end, bytes). This view is cached, because
+        # the next read often needs it too.
         self._hot = (0, 0, _NO_BYTES)
         self._hot_file: StoreFile | None = None
 

@@ -1,4 +1,4 @@
-"""Refuses calls that would harm a store because logquarry cannot maintain one of its features.
+"""Refuses calls that would harm a store, because these calls do not support a feature of the store.
 
 Each call that changes a store first calls :func:`require` or :func:`refusal`, before it writes even
 the lock file or ``abort``. :data:`_REFUSED` lists the refused combinations of feature and action.

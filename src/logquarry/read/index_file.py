@@ -180,7 +180,7 @@ def _share_chained(
     """
     some = entries[numbers]
     offsets, previous = some["physical_offset"], some["previous"].astype(np.int64)
-    # Zeros that were never overwritten are no entry. They would look like entries of slot 0.
+    # Zeros that were never overwritten are no entry. These zeros would look like entries of slot 0.
     sound = (offsets > 0) | (some["key_hash"] != 0) | (some["seconds"] != 0)
     sound &= (offsets >= header.begin_offset) & (offsets <= header.end_offset)
     sound &= (some["seconds"] >= 0) & (previous >= 0) & (previous < numbers)

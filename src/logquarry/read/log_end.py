@@ -89,7 +89,7 @@ def known_damage(layout: StoreLayout) -> DamageMap:
         logger.warning("%s: %s: %s", layout.root, DAMAGE, error)
         return DamageMap()
     # If no valid durable offset is recorded, a program other than logquarry was the last to write
-    # to the store. It may have truncated the log, so the recorded damage is not used.
+    # to the store. This program may have truncated the log, so the recorded damage is not used.
     spans.sort(key=attrgetter("offset"))
     return DamageMap(spans if layout.durable_end is not None else ())
 

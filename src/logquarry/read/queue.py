@@ -467,7 +467,7 @@ class ConsumeQueue(FileQueue):
             self.warn_of_gap(self.files[index].base // UNIT_SIZE + count)
 
     def _kept_prefix(self, index: int, written: int, cut: int) -> int:
-        """Count the entries up to the last one that points before ``cut``; 0 if none does."""
+        """Count the entries up to the last entry that points before ``cut``; 0 if there is none."""
         stop = written
         while stop:
             start = max(0, stop - _LARGEST_CHUNK)

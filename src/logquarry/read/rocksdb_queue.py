@@ -126,8 +126,8 @@ class QueueDb:
     def lacks_last(self, key: QueueKey, log_min_offset: int) -> bool:
         """Whether a queue lacks the entry at its end, although its messages have not all expired.
 
-        The broker writes the last entry and the end in one step. It deletes an entry only if the
-        message is before the log's start.
+        The broker writes the last entry and the end in one step. The broker deletes an entry only
+        if the message is before the log's start.
         """
         last, place = self.bounds[key][1]
         if self.next_offset(*key, last, last + 1) == last:

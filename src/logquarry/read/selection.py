@@ -1,12 +1,12 @@
 """Plans a read with a filter: which ranges of the log and which slices of consume queues it needs.
 Spark's reads use this plan too.
 
-A read of some topics reads the frames that the entries of their queues point to. It also walks the
-parts of the log that no entry of any queue points to, such as blanks and frames without an entry.
-The result is the same as that of a walk over the whole log. A read by key uses the index in the
-same way. If the queues may be wrong, the read walks the log. Signs of wrong queues are a crash (an
-``abort`` file), entries that are not in the order of the log, and entries that point to frames of
-other queues.
+A read of some topics reads the frames that the entries of their queues point to. Such a read also
+walks the parts of the log that no entry of any queue points to, such as blanks and frames without
+an entry. The result is the same as that of a walk over the whole log. A read by key uses the index
+in the same way. If the queues may be wrong, the read walks the log. Signs of wrong queues are a
+crash (an ``abort`` file), entries that are not in the order of the log, and entries that point to
+frames of other queues.
 """
 
 from __future__ import annotations

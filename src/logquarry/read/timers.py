@@ -481,8 +481,8 @@ def _in_wheel(layout: StoreLayout, read_time: int) -> int:
 
 
 def precision(layout: StoreLayout, read_time: int, slots: Records | None = None) -> int:
-    """Return the length of a slot in ms (``timerPrecisionMs``). If it is not configured, infer it
-    from the wheel.
+    """Return the length of a slot in ms (``timerPrecisionMs``). If this length is not configured,
+    infer it from the wheel.
     """
     if layout.config.timer_precision_ms is not None:
         return layout.config.timer_precision_ms

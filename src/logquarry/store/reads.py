@@ -380,7 +380,7 @@ class StoreReads(LogReads):
 
     @abstractmethod
     def _bulk_layout(self) -> tuple[StoreLayout, int | None]:
-        """Return the layout to read, and the physical offset at which to stop, or None."""
+        """Return the layout to read, and the physical offset at which to stop (None: no limit)."""
 
     # --------------------------------------------------------------------------------- consumers
     def consumer(
@@ -415,7 +415,7 @@ class StoreReads(LogReads):
             topics: the topics. A topic that does not exist yet is allowed.
             tags: the tags to match, such as ``paid`` or ``paid || sent``; None or ``*`` for all
                 messages.
-            sql: an SQL92 filter over the properties, such as ``a > 3 AND b = 'x'``. It cannot be
+            sql: an SQL92 filter over the properties, such as ``a > 3 AND b = 'x'``. Cannot be
                 combined with ``tags``.
             start: where the group starts in a topic in which it has no offsets: ``earliest``,
                 ``latest``, ``timestamp``, or a store time (milliseconds or a datetime).

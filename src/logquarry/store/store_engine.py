@@ -9,7 +9,7 @@
                                  readers
 
 When a store is opened, the engine takes the lock, reads the files, and creates the file ``abort``.
-Only then does it change other files. Closing runs these steps in reverse order. It deletes
+Only then does it change other files. Closing runs these steps in reverse order. Closing deletes
 ``abort`` only if the next opening needs no recovery.
 """
 
@@ -84,8 +84,8 @@ class StoreEngine:
 
     A recovery during the opening may lose at most ``accept_loss`` bytes of messages; None allows
     only a small share. The constructor raises the errors of
-    :meth:`~logquarry.store.message_store.MessageStore.open`. It also raises CorruptStore if a file
-    violates the format.
+    :meth:`~logquarry.store.message_store.MessageStore.open`. The constructor also raises
+    CorruptStore if a file violates the format.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class StoreEngine:
         self._has_property_crc = check_openable(root, config, accept_loss)
         disk.make_folders(root)
         with ExitStack() as undo:
-            # The steps of `_end` run last, in reverse order: after closing, or after a failed
+            # The steps of `_end` run last, in reverse order, both after a close and after a failed
             # opening. A step can be repeated. After a failed opening, the user has no store to
             # close. So if Ctrl-C interrupts a step, the next callback repeats this step, and then
             # runs the other steps.
@@ -242,8 +242,8 @@ class StoreEngine:
 
     def _next_offsets(self, found: open_check.StoreFound) -> dict[QueueKey, int]:
         """Return the next queue offset of each queue, from which the log's writer continues."""
-        # As in a new store, the schedule topic's queues start at 0. If such a queue has files, its
-        # own next offset replaces the 0.
+        # As in a new store, the schedule topic's queues start at 0. If such a queue has files, the
+        # next offset in these files replaces the 0.
         levels = range(len(self.config.delay_levels_ms))
         offsets = {(props.SCHEDULE_TOPIC, level): 0 for level in levels}
         offsets |= self.queues.next_offsets()
@@ -457,8 +457,8 @@ def check_openable(root: Path, config: StoreConfig, accept_loss: int | None = No
     except BrokenLink:
         raise
     except StoreNotFound:
-        # The folder has no store yet, so it has no unsupported features. If it contains other
-        # files, check_folder below raises an error.
+        # The folder has no store yet, so it has no unsupported features. If the folder contains
+        # other files, check_folder below raises an error.
         is_new, unsupported = True, None
         has_property_crc = is_on(config, "enabledAppendPropCRC")
     else:

@@ -272,8 +272,8 @@ class BaseWriter(LiveStore):
         """Call a function whenever new messages can be consumed (``MessageArrivingListener``).
 
         The dispatcher's thread calls the function once for each queue to which it has added
-        messages. The function must return quickly, and must not wait for the dispatcher. If it
-        raises an exception, the dispatcher logs the exception and continues.
+        messages. The function must return quickly, and must not wait for the dispatcher. If the
+        function raises an exception, the dispatcher logs it and continues.
         """
         self._require_open()
         self._engine.listeners.add(arguments.function(listener, "listener"))
@@ -338,8 +338,8 @@ class BaseWriter(LiveStore):
         message ends the transaction (:meth:`start_transaction_checks`).
 
         Args:
-            message: the message to put at a commit. It must not have a delay.
-            group: the name of the producer group that a broker asks about the transaction, if the
+            message: the message to put at a commit. The message must not have a delay. group: the
+            name of the producer group that a broker asks about the transaction, if the
                 message does not name one in PGROUP.
 
         Raises:

@@ -429,7 +429,7 @@ _CRC_TABLE = _crc_table()
 @kernel
 def crc32(function: int, address: int, count: int) -> int:
     """Return the CRC-32 of ``count`` bytes. ``function`` is the address of a C function that
-    computes the CRC. If it is 0, this kernel computes the CRC itself.
+    computes the CRC. If ``function`` is 0, this kernel computes the CRC itself.
     """
     if function != 0:
         return call_crc32(function, address, count)

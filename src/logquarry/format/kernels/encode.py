@@ -150,8 +150,8 @@ def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int
     """Give each distinct value (int64) a number, in order of first appearance, and return the count
     of distinct values.
 
-    ``table`` (int32) is the hash table. It must be longer than ``found``, its length must be a
-    power of two, and it must be filled with -1. ``found`` (int64) holds the distinct values;
+    ``table`` (int32) is the hash table. ``table`` must be longer than ``found``, its length must be
+    a power of two, and it must be filled with -1. ``found`` (int64) holds the distinct values;
     ``ids`` holds the number of each value. Returns -1 if ``found`` is too short for all distinct
     values.
     """

@@ -1,11 +1,11 @@
 """The kernels of the dispatcher: :func:`follow` reads the log, and the others write the entries of
 queues and index, and check the chains of an index file.
 
-:func:`follow` checks and decodes each frame in one pass. It cannot decode two kinds of frames:
-frames whose text is not UTF-8, and frames of the schedule topic whose DELAY is not one to nine
-digits. It only counts such frames, and the caller decodes them with the pure-Python version (the
-reference). With ``as_java``, :func:`follow` must give the same results as RocketMQ's recovery. So
-it stops at a sound frame that Java might not accept as a message.
+:func:`follow` checks and decodes each frame in one pass. The kernel cannot decode two kinds of
+frames: frames whose text is not UTF-8, and frames of the schedule topic whose DELAY is not one to
+nine digits. The kernel only counts such frames, and the caller decodes them with the pure-Python
+version (the reference). With ``as_java``, :func:`follow` must give the same results as RocketMQ's
+recovery. So it stops at a sound frame that Java might not accept as a message.
 """
 
 from __future__ import annotations

@@ -147,8 +147,8 @@ def parse_properties(
     With ``want_pairs``, ``pairs`` (int32 (4, m)) gets the start and the length of each key, and of
     its value. A repeated key of a frame gets only one pair, with the last value. ``pair_offsets``
     gets the index of each frame's first pair. ``table`` and ``stamps`` are int32 scratch arrays for
-    a hash table. Their length must be a power of two, and at least twice the number of pairs in any
-    frame. ``stamps`` must be filled with 0.
+    a hash table. The length of both must be a power of two, and at least twice the number of pairs
+    in any frame. ``stamps`` must be filled with 0.
     """
     used = 0
     mask = table.shape[0] - 1

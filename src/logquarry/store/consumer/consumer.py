@@ -40,8 +40,8 @@ class _Slot:
         done: all messages below this queue offset are handled.
         given: number of queue offsets, counted from ``done``, whose messages the caller has
             received but not handled yet.
-        committed: the queue offset of the last explicit ``commit``. If it is higher than ``done``,
-            the consumer commits it instead of ``done``.
+        committed: the queue offset of the last explicit ``commit``. If ``committed`` is higher than
+            ``done``, the consumer commits ``committed`` instead of ``done``.
     """
 
     __slots__ = ("committed", "done", "given", "key")
@@ -442,9 +442,10 @@ class Consumer:
         ``%DLQ%group``.
 
         Args:
-            delay_level: level of the delay until the group gets the message again. If it is None or
-                0, the first delay is level 3 (10 s), and each further delay is one level higher. A
-                level below 0 puts the message into ``%DLQ%group`` at once.
+            delay_level: level of the delay until the group gets the message again. If
+                ``delay_level`` is None or 0, the first delay is level 3 (10 s), and each further
+                delay is one level higher. A level below 0 puts the message into ``%DLQ%group`` at
+                once.
 
         Raises:
             StoreUnavailable: if the store accepts no messages.

@@ -169,7 +169,7 @@ class QueueBatch(NamedTuple):
     """Messages of one queue.
 
     Attributes:
-        positions: the queue offset of each message. It can differ from the message's
+        positions: the queue offset of each message. A position can differ from the message's
             ``queue_offset``, because a message can be in several queues.
         is_moved: whether the queue has no entry at the requested offset, because the entry has
             expired or was never written. In this case the batch is empty, and the next read must

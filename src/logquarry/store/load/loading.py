@@ -11,8 +11,8 @@ the store the next time (:func:`pending_load`):
 - If all segments are intact, the writer appends the frames that the log still lacks. After a power
   cut, a frame may have zeros in its topic or properties, which no CRC covers. Before the writer
   appends, it copies such a frame and all bytes after it to quarantine, and truncates the log there.
-  It does not truncate the log if another program may have written to the store since the load
-  began.
+  The writer does not truncate the log if another program may have written to the store since the
+  load began.
 - If a segment is missing or damaged, but the log has all frames of the load, the writer only writes
   the ledger.
 - Otherwise the writer copies the load's bytes to quarantine, and truncates the log to the load's
@@ -211,8 +211,8 @@ class Pending:
 def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> Pending | None:
     """Return the interrupted load that the caller must finish once the store is open, or None.
 
-    The caller holds the lock, and has not read the store yet. This function may roll a load back;
-    then the store needs a recovery.
+    The caller holds the lock, and has not read the store yet. This function may roll a load back.
+    The store needs a recovery after the rollback.
 
     Raises:
         CorruptFile: if the intent is unreadable.

@@ -343,7 +343,7 @@ class _Planner:
     ) -> tuple[str | None, DiskUse | None]:
         """Return why the disk is too full, and how full the disk is after the file's deletion.
 
-        Without a limit for the disk, the reason is None. ``disk`` is how full the disk is after the
+        Without a limit for the disk, the reason is None. ``disk`` is the use of the disk after the
         deletion of all earlier files. Raises _Stays if the disk is not too full, or if the deletion
         frees no space.
         """

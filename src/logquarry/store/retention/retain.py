@@ -1,8 +1,9 @@
 """Carries out a retention, in a store that this process writes or that no process has open.
 
-In an open store, other threads put, dispatch and read while the retention deletes files. It deletes
-a log file only if the file is synced, dispatched, and not the last one, so no other thread writes
-to this file. A reader that mapped the file into memory before its deletion can still read it.
+In an open store, other threads put, dispatch and read while the retention deletes files. The
+retention deletes a log file only if the file is synced, dispatched, and not the last one, so no
+other thread writes to this file. A reader that mapped the file into memory before its deletion can
+still read it.
 """
 
 from __future__ import annotations
@@ -231,7 +232,7 @@ def retain(
         progress: called with the number of deleted files, and the number of files to delete.
 
     Returns:
-        The plan. If it cannot be applied now, :attr:`RetentionPlan.refused` gives the reason.
+        The plan. If the plan cannot be applied now, :attr:`RetentionPlan.refused` gives the reason.
 
     Raises:
         StoreNotFound: if there is no store.
@@ -308,12 +309,12 @@ def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str 
 # --------------------------------------------------------------------------------------------------
 # Applying a plan
 #
-# A retention deletes log files before all other files. It starts with the oldest one, and syncs
-# each deletion before the next. So a crash can leave a log that starts at a later file than before,
-# but never a log with a hole. The queues and the index may then still have entries of deleted
-# messages, but readers and RocketMQ skip these entries. So no repair is necessary after a crash,
-# and the next retention deletes the remaining files. If queue files were deleted first, a crash
-# would leave messages in the log that are in no queue.
+# A retention deletes log files before all other files. The retention starts with the oldest log
+# file, and syncs each deletion before the next. So a crash can leave a log that starts at a later
+# file than before, but never a log with a hole. The queues and the index may then still have
+# entries of deleted messages, but readers and RocketMQ skip these entries. So no repair is
+# necessary after a crash, and the next retention deletes the remaining files. If queue files were
+# deleted first, a crash would leave messages in the log that are in no queue.
 #
 # Before the first deletion, the log's new start is recorded. If the log later starts after the
 # recorded offset, log files were lost.

@@ -84,8 +84,8 @@ class Delays:
 class Delivery(ABC):
     """Delivers messages whose delivery time has come. Thread-safe.
 
-    ``put`` appends messages in their order. If it cannot append all of them, it raises an error,
-    with the result for the appended messages in the attribute ``appended``.
+    ``put`` appends messages in their order. If ``put`` cannot append all messages, it raises an
+    error, with the result for the appended messages in the attribute ``appended``.
     """
 
     def __init__(self, log: ServedLog, put: PutInOrder) -> None:
@@ -244,7 +244,7 @@ class DelayedDelivery(Delivery):
             logger.warning("%s already delivered: found in the log", were)
 
     def _waiting(self) -> list[int]:
-        """Return each level's first message that may be undelivered, as a physical offset."""
+        """Return the physical offset of each level's first message that may be undelivered."""
         found: list[int] = []
         for queue_id in self._queue_ids:
             queue = self._queue(queue_id)
@@ -339,8 +339,8 @@ class DelayedDelivery(Delivery):
         """Put the first of the due messages, as many as fit into one call of ``put``.
 
         Returns:
-            The number of delivered messages; and the number of all messages that are done, whether
-            they were delivered or skipped.
+            Two numbers: the number of delivered messages, and the number of all messages that were
+            delivered or skipped.
         """
         passed: list[_Due] = []
         outcomes: dict[_Due, str | None] = {}

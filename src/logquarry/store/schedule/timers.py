@@ -14,8 +14,8 @@
 Each message is delivered once, and never before its time. If a message cannot be delivered, the
 delivery logs an error and continues with the next one. After a crash, the delivery searches the log
 for the messages that were delivered since the last save. A broker that opens the store after a
-crash does not search the log. It continues from the files of the timer wheel, which are older than
-the latest deliveries, and repeats these deliveries. To prevent this, open the store with
+crash does not search the log. Such a broker continues from the files of the timer wheel, which are
+older than the latest deliveries, and repeats these deliveries. To prevent this, open the store with
 ``StoreConfig(deliver_delayed=True)`` and close it again before the broker starts: the close then
 writes a new timer wheel.
 """

@@ -85,7 +85,8 @@ class OpenTransaction:
     Attributes:
         topic: topic into which a commit puts the message.
         queue_id: queue of that topic into which a commit puts the message.
-        message: the half message. It has the body and properties of the message to commit.
+        message: the half message. The half message has the body and properties of the message to
+            commit.
         check_times: how often the listener was asked about this transaction, including this time.
     """
 

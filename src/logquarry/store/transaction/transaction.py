@@ -400,7 +400,7 @@ FrameAt = Callable[[int], Frame | None]
 
 
 def ended_by(ops: Queue | None, frame_at: FrameAt, start: int) -> set[int]:
-    """Return queue offsets of ended half messages: those in op messages from ``start`` on."""
+    """Return the half messages (queue offsets) that op messages from ``start`` on list as ended."""
     ended: set[int] = set()
     for _, entry in () if ops is None else ops.entries(max(start, ops.min_offset)):
         op = None if entry.is_filler else frame_at(entry.physical_offset)
