@@ -45,11 +45,11 @@ class ConfigTable(NamedTuple):
     Attributes:
         decode: converts the bytes of a document to a value; raises ValueError if the document is
             invalid.
-        member: the only member of the document that a save replaces, and that a slave copies from
-            its master, because RocketMQ 5 keeps several tables in one file. If None, a save
-            replaces the whole document.
-        decode_file: like ``decode``, but for the store's own file, which may lack a version; None
-            if there is no difference.
+        member: the name of one member of the document. A save replaces only this member, and a
+            slave copies only this member from its master, because RocketMQ 5 keeps several tables
+            in one file. If None, a save replaces the whole document.
+        decode_file: replaces ``decode`` for the store's own file, because this file may lack a
+            version; None if ``decode`` also decodes the store's own file.
     """
 
     file: str
@@ -140,8 +140,8 @@ class ConfigFile:
             member = self._table.member
             if member is not None and self._document is not None:
                 text = broker_json.replace_member(self._document, member, text)
-            # UTF-8 cannot encode a lone surrogate. JSON can contain one only as an escape, so write
-            # the escape again.
+            # UTF-8 cannot encode a lone surrogate. JSON can contain a lone surrogate only as an
+            # escape, so write the escape again.
             data = text.encode("utf-8", "backslashreplace")
             if data == self._last:
                 return False
@@ -172,8 +172,8 @@ def _broken_links(path: Path) -> list[str]:
 class ConsumerOffsets:
     """The committed queue offsets of all consumer groups of a store. Any thread may use the object.
 
-    If ``found`` is None and ``problems`` is not empty, the groups' offsets were lost. A caller must
-    then not let the groups start like new groups.
+    If ``found`` is None and ``problems`` is not empty, the groups' offsets were lost. Then a caller
+    must not let these groups start like new groups.
     """
 
     def __init__(
@@ -204,9 +204,9 @@ class ConsumerOffsets:
     ) -> bool:
         """Record the next queue offset of a group, in memory.
 
-        ``most`` limits the number of offsets in the store; None means no limit. If this offset
-        would be the group's first one in the queue, and the limit is already reached, record
-        nothing and return False. Otherwise return True.
+        ``most`` limits the number of offsets in the store; None means no limit. If the group has no
+        offset in this queue yet, and the limit is already reached, record nothing and return False.
+        Otherwise return True.
         """
         key = topic, group
         with self._lock:
@@ -282,8 +282,8 @@ class ConfigTables:
 
     def _take_consumer_offsets(self, came: dict[tuple[str, str], dict[int, int]]) -> bool:
         if not came:
-            # If the slave has no offsets either, a save would write a file without offsets. With
-            # such a file, existing groups would start like new groups.
+            # If the slave has no offsets of its own, a save would write a file without offsets.
+            # With such a file, existing groups would start like new groups.
             return False
         offsets = self._consumer_offsets()
         offsets.update(came)

@@ -40,15 +40,15 @@ class FolderNotOpened(OSError):
 class Disk:
     """The disk of one store.
 
-    The methods of the part "system calls" raise OSError. Those of the part "combined calls" raise
-    StoreUnavailable, except :meth:`write_all`. A failed sync poisons the store (see
+    The methods of the part "system calls" raise OSError. The methods of the part "combined calls"
+    raise StoreUnavailable, except :meth:`write_all`. A failed sync poisons the store (see
     :class:`~logquarry.disk.service.Health`), and is never repeated.
 
     If a folder cannot even be opened for its sync, for example because the process has no free
     descriptor, the sync did not begin. No page was marked clean, so a later sync still writes the
     folder's names. Such a sync is therefore repeated. Until it succeeds, every other sync of this
-    disk raises SyncDelayed. So if the durable offset, the checkpoint or the result of a put covers
-    a file, the file's name is on the disk.
+    disk raises SyncDelayed. So the name of a file is on the disk before the durable offset or the
+    checkpoint covers the file, and before a put reports a message in the file as synced.
     """
 
     def __init__(self) -> None:
@@ -193,8 +193,8 @@ class Disk:
     # ------------------------------------------------------------------------- combined calls
     def make_file(self, path: Path, size: int, *, final: Path | None = None) -> int:
         """Create a file of zeros durably, with all its blocks allocated. The file must be new. If
-        it cannot be completed, the method deletes it again. ``final`` is the file that a temporary
-        file will replace; errors name this file.
+        the file cannot be completed, the method deletes the file again. ``final`` is the file that
+        a temporary file will replace; errors name this file.
         """
         self._require_synced()
         self.make_folders(path.parent)
@@ -381,7 +381,7 @@ class Disk:
             try:
                 data = path.read_bytes()
             except OSError:
-                # The disk cannot read the file, so it can only be moved.
+                # The disk cannot read the file, so the file cannot be copied. Move it instead.
                 self.move(path, to)
                 return
             with self.refusing(to):
@@ -480,8 +480,8 @@ class Disk:
 
 
 def free_path(path: Path) -> Path:
-    """Return ``path`` if no file has this path. Otherwise, return ``path`` with the first number
-    at its end that no file has.
+    """Return ``path`` if no file has this path. Otherwise, append the numbers 1, 2, 3 and so on,
+    and return the first path that no file has.
     """
     numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
     return next(one for one in chain([path], numbered) if not one.exists())

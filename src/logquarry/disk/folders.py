@@ -1,4 +1,4 @@
-"""The folders of a store: locks, hard links that protect files, the folder of each new log file.
+"""Locks a store's folders, protects files by hard links, and chooses folders for new log files.
 
 A lock of a folder needs no lock file, and ends with the process that holds it.
 
@@ -129,7 +129,7 @@ def is_lockable(root: Path) -> bool:
 
 
 def held_by(root: Path) -> str:
-    """Return, as text, which program holds a store's lock, and what to do."""
+    """Return a text that says which program holds a store's lock, and what the user can do."""
     with lock_file(root / LOCK) as is_ours:
         if not is_ours:
             return "the store is open in another program: stop that program first"
@@ -384,10 +384,10 @@ class NameGuard:
                 self._disk.sync_names(second)
 
     def _expired(self, folders: Iterable[Path]) -> set[Path]:
-        """Return those lost files of the log that a broker's retention deleted after the crash.
+        """Of the log files without a first name, return those that a broker's retention deleted.
 
-        A lost file has only its second name. If another file is missing between the lost file and
-        the log's first file, a retention deleted the lost file. Otherwise, only its name was lost.
+        If another file is missing between such a file and the log's first file, a retention has
+        deleted the file. Otherwise, only its first name is lost.
         """
         lost: dict[int, Path] = {}
         found: list[int] = []

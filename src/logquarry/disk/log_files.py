@@ -126,7 +126,7 @@ class AllocateMappedFileService(Service):
         # Keys are file names instead of paths, because the caller may later ask for the same file
         # in another folder, if the first folder is full by then.
         self._requests: dict[str, _Request] = {}
-        # The request of the file that the last call of take returned.
+        # The request for the file that the last call of `take` returned.
         self._handed: _Request | None = None
         self._logged: str | None = None
 

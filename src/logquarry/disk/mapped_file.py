@@ -40,7 +40,7 @@ _NO_BYTES: Final = memoryview(b"")
 
 
 def _keep_nothing(start: int, stop: int) -> None:
-    """:attr:`MappedFile.keep` if a write to the buffer needs no system call."""
+    """Do nothing: the :attr:`MappedFile.keep` of a file whose buffer is not a FileCopy."""
 
 
 class MappedFile(FilePlace):
@@ -196,7 +196,7 @@ class MappedFile(FilePlace):
         if self._pooled is not None:
             self._pooled[at:end] = data
         else:
-            # If another program has truncated the file, the write would extend it: check the size.
+            # Check the size first: if another program truncated the file, a write would extend it.
             self._require_size()
             try:
                 self._disk.write_all(self._descriptor, data, at)
@@ -299,11 +299,11 @@ class MappedFile(FilePlace):
         The method syncs only if at least ``least_pages`` pages are not synced, or if the file is
         full. Raises StoreUnavailable if this sync or an earlier sync failed.
         """
-        # Check the health before taking the lock: in a forked child, the lock may be held for ever.
+        # Check the health first, because in a forked child the lock may be held for ever.
         self._health.require_writable()
         with self._sync_lock:
-            # Read the store time before the position. In the other order, the time could be of a
-            # message that this sync does not cover.
+            # Read the store time before the position. In the other order, the time could belong to
+            # a message that this sync does not write.
             is_pooled = self._pooled is not None
             timestamp = self._committed_timestamp if is_pooled else self.store_timestamp
             target = self.committed

@@ -106,13 +106,13 @@ class MappedFileQueue(LastFile):
         self._health = disk.health
         self._allocator = allocator
         self.bases = ()
-        # An element is a path until the file is opened. A file that was not opened yet is full and
+        # Each file is a path until it is opened. A file that was not opened yet is full and
         # flushed.
         self._files: tuple[MappedFile | Path, ...] = ()
         self.last: MappedFile | None = None
         self.reach: int | None = None
-        # Whether writes to any of the files go to a buffer first. If they do, committed_offset is
-        # the end of the readable bytes.
+        # Whether writes to any of the files go to a buffer first. If this is true, committed_offset
+        # is the end of the readable bytes.
         self._is_transient = False
         self._change = threading.Lock()
         self._flushing = threading.Lock()
@@ -372,9 +372,9 @@ class MappedFileQueue(LastFile):
         files that were moved.
 
         In the file that contains the offset, the bytes after the offset are overwritten with zeros,
-        and synced. Java keeps these bytes, so they look like messages again when the log grows up
-        to them. Later files that contain data are moved to quarantine. Later files that contain
-        only zeros are deleted.
+        and synced. Java keeps these bytes. When a Java broker later appends messages up to these
+        bytes, the old bytes look like further messages. Later files that contain data are moved to
+        quarantine. Later files that contain only zeros are deleted.
 
         Raises UsageError if the offset is not in the queue, or if a file must be moved and the
         queue has no quarantine folder. After a UsageError no file has changed.
@@ -382,7 +382,7 @@ class MappedFileQueue(LastFile):
         self._health.require_writable()
         if self._allocator is not None:
             # The allocator creates files ahead, and these files begin after the old end. After a
-            # truncation they would leave a gap, so delete them.
+            # truncation these files would leave a gap, so delete them.
             self._allocator.discard()
         with self._flushing, self._change, self._disk.finally_synced():
             bases = self.bases
@@ -435,13 +435,13 @@ class MappedFileQueue(LastFile):
 
     @property
     def max_room(self) -> int:
-        """Offset at which the last file ends, full or not; 0 if there are no files."""
+        """Offset at which the last file ends, even if it is not full; 0 if there are no files."""
         last = self.last
         return 0 if last is None else last.base + self.file_size
 
     def remove_first(self) -> None:
-        """Remove the first file from the queue, and delete it. Raises UsageError if it is the only
-        file, or if it is not flushed.
+        """Remove the first file from the queue, and delete it. Raises UsageError if the queue has
+        only one file, or if the first file is not flushed.
         """
         with self._flushing, self._change:
             if len(self._files) < 2:

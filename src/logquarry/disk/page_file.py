@@ -50,9 +50,9 @@ class PageFile(OpenFile):
     """A small file of fixed size, open for writing. A missing file is created with zeros.
 
     If the disk cannot read the page, the old file is moved to quarantine, and a new file replaces
-    it. The old file would stay unusable: to write a part of the page, the operating system first
-    has to read the page. A failed :meth:`sync` or :meth:`write_durably` poisons the store, and
-    raises StoreUnavailable.
+    it. The old file cannot be used any more, because the operating system must read the page before
+    it can write a part of the page. A failed :meth:`sync` or :meth:`write_durably` poisons the
+    store, and raises StoreUnavailable.
     """
 
     def __init__(self, disk: Disk, path: Path, size: int, root: Path) -> None:
@@ -118,10 +118,10 @@ class PageFile(OpenFile):
 # --------------------------------------------------------------------------------------------------
 # The checkpoint (``StoreCheckpoint``)
 #
-# The checkpoint has three store times. Messages up to the first time are on the disk. Up to the
-# second time, the queue entries of messages are on the disk, and up to the third time, their index
-# entries. So a writer sets each time only after the sync of the files in question, and writes the
-# checkpoint last:
+# The checkpoint has three store times. All messages up to the first time are on the disk. For all
+# messages up to the second time, the queue entries are on the disk. For all messages up to the
+# third time, the index entries are on the disk. So a writer sets each time only after it has synced
+# these files, and writes the checkpoint last:
 #
 #     log synced -> physic; queues synced -> logics; index file synced -> index; checkpoint synced
 #

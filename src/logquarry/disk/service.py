@@ -1,5 +1,5 @@
-"""The state of an open store (health, refusals), its threads (``ServiceThread``), and its end at a
-fork or exit.
+"""The state of an open store (health, refusals), the base class of its threads (``ServiceThread``),
+and the functions that close the store in a forked child or at exit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RunningFlags(Refusals):
             self.refusals |= {refusal}
 
     def clear(self, refusal: Refusal) -> None:
-        """Remove a reason. Without any reason, the store takes messages again."""
+        """Remove a reason. When no reason is left, the store takes messages again."""
         with self._change:
             self.refusals -= {refusal}
 
@@ -69,8 +69,8 @@ class Health(HealthReason):
 
     Attributes:
         reason: why the store may no longer be written, None if the store may be written.
-        is_gone: whether the store can no longer be read either, because it was closed, or this is a
-            forked child.
+        is_gone: whether the store can also no longer be read, because it was closed, or because
+            this is a forked child.
         is_forked: whether this is a forked child. In a forked child a lock may stay taken forever,
             because the thread that held the lock exists only in the parent.
     """
@@ -92,7 +92,7 @@ class Health(HealthReason):
         self.is_gone = True
 
     def end(self, reason: str) -> None:
-        """End all reads and writes: the store was closed, or belongs to another process."""
+        """End all reads and writes, because the store was closed or belongs to another process."""
         self.reason = reason
         self.is_gone = True
 
@@ -125,10 +125,10 @@ class SyncDelayed(StoreUnavailable):
 class Flag:
     """A flag that any thread can set. One thread waits for the flag, and clears it.
 
-    The flag is a bare lock, because ``threading.Event`` is written in Python: Ctrl-C inside a
-    method of an Event can leave the Event's lock taken, and then another thread waits for ever. A
-    put calls ``is_unset`` first, and :meth:`set` only if the flag is not set, because ``is_unset``
-    takes less time.
+    The flag is a bare lock instead of a ``threading.Event``. The methods of an Event are written in
+    Python, so Ctrl-C inside such a method can leave the Event's lock taken, and then another thread
+    waits for ever. A put calls ``is_unset`` first, and :meth:`set` only if the flag is not set,
+    because ``is_unset`` takes less time.
     """
 
     def __init__(self) -> None:
@@ -185,14 +185,15 @@ def monotonic_ms() -> int:
 class Service(ABC):
     """A daemon thread that runs :meth:`run_once` at an interval, or after :meth:`wakeup`.
 
-    If :meth:`run_once` raises SyncDelayed, the service runs again after the interval. It does so
-    too if :meth:`run_once` raises an error of the classes in ``retried``, and the store may still
-    be written. If :meth:`run_once` raises StoreUnavailable for any other reason, for example
-    because the store is poisoned, the service ends. After any other exception, the thread poisons
-    the store and ends.
+    If :meth:`run_once` raises SyncDelayed, the service runs again after the interval. The service
+    also runs again if :meth:`run_once` raises an error of the classes in ``retried``, and the store
+    may still be written. If :meth:`run_once` raises StoreUnavailable for any other reason, for
+    example because the store is poisoned, the service ends. After any other exception, the thread
+    poisons the store and ends.
 
-    The service logs the first of several failures in a row, and each failure with another text than
-    the failure before. It also logs the first success after a failure.
+    If several runs fail in a row, the service logs the first failure, and each later failure whose
+    text differs from that of the failure before. The service also logs the first success after a
+    failure.
 
     Args:
         interval_ms: pause between two runs; None to run only after :meth:`wakeup`.
@@ -231,8 +232,8 @@ class Service(ABC):
         return None if self.is_timed else self._wake
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """End the thread after its current run and :meth:`run_last`. Return False if it is still
-        running after ``timeout_s``.
+        """End the thread after its current run and :meth:`run_last`. Return False if the thread is
+        still running after ``timeout_s``.
         """
         if self._process != os.getpid():
             return True
@@ -259,7 +260,9 @@ class Service(ABC):
 
     @abstractmethod
     def run_once(self) -> bool | None:
-        """Do the work that is due. Return False if no work is due: such a run is no success."""
+        """Do the work that is due. Return False if no work is due, so that this run does not count
+        as a success.
+        """
 
     def run_last(self) -> None:  # noqa: B027
         """Do the remaining work after :meth:`stop`."""
@@ -288,8 +291,8 @@ class Service(ABC):
             has_worked = self.run_once() is not False
         except self.retried as error:
             if not isinstance(error, SyncDelayed):
-                # After a failed sync, no later run can succeed: the error of this call ends the
-                # service.
+                # After a failed sync, no later run can succeed. So this call raises an error, which
+                # ends the service.
                 self.health.require_writable()
             if str(error) != self._retried_error:
                 logger.warning("%s failed, and will be retried: %s", self.name, error)

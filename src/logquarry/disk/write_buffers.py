@@ -114,8 +114,8 @@ class FileCopy:
         options: dict[str, Any] = {"flags": flags}
         self._memory = mmap.mmap(-1, size, **options)
         self.view = memoryview(self._memory)
-        # Pages before this position are never released again: they were released already, or
-        # :meth:`load` has read them.
+        # Pages before this position need no release: they are already released, or must stay in
+        # memory because :meth:`load` has read them.
         self._done = 0
 
     def load(self, length: int) -> None:
@@ -151,7 +151,7 @@ class FileCopy:
             self._done = end
 
     def close(self) -> None:
-        """Release the memory. If views of the memory exist, it is released with the last view."""
+        """Release the memory, or if views of it exist, release the memory with the last view."""
         with contextlib.suppress(BufferError):
             self.view.release()
             self._memory.close()

@@ -75,8 +75,8 @@ def encode(items: Iterable[BatchItem]) -> bytes:
 
 
 def decode(data: bytes, *, check_size: bool = True) -> Iterator[BatchItem]:
-    """Decode a wire form. Raises ValueError if a length is wrong. TOTALSIZE is only compared if
-    ``check_size`` is True.
+    """Decode a wire form. Raises ValueError if a length is wrong. A wrong TOTALSIZE raises the
+    error only if ``check_size`` is True.
     """
     position = 0
     while position < len(data):

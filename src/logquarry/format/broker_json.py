@@ -121,7 +121,7 @@ def _nesting(text: str) -> int:
     brackets = outside.translate(_BRACKETS, _NO_BRACKETS)
     rest, depth = brackets, 0
     # Each step removes the innermost pairs, so a valid document of depth 3 takes 3 steps. This is
-    # much faster than to count one bracket after the other.
+    # much faster than counting the brackets one by one.
     while depth <= MAX_NESTING and (inner := rest.replace(b"{}", b"")) != rest:
         rest, depth = inner, depth + 1
     if not rest:
@@ -136,8 +136,9 @@ def _nesting(text: str) -> int:
 def _with_quotes(text: str) -> str:
     """Put quotes around the keys that have none."""
     parts = _TOKEN.split(text)
-    # The parts are: some text, a string or None, and what is before a key, the key and what is
-    # after it, or None. A loop over the matches would take twice as long.
+    # For each match, `split` returns five parts: the text before the match, a JSON string, the text
+    # before a key, the key, and the text after the key. Either the JSON string is None, or the last
+    # three parts are None. A loop over the matches would take twice as long.
     parts[2::5] = [before and before + '"' for before in parts[2::5]]
     parts[4::5] = [after and '"' + after for after in parts[4::5]]
     return "".join(filter(None, parts))
@@ -168,7 +169,7 @@ def compact(value: Any, *, quote_keys: bool = False) -> str:
 
 
 def _encoded(value: Any, depth: int | None, *, quote_keys: bool = False) -> str:
-    # A document can have a million of members, so check the common types first.
+    # A document can have a million members, so check the common types first.
     kind = type(value)
     if kind is str:
         return _string(value)
@@ -262,8 +263,8 @@ def decode_consumer_offsets(text: str | bytes) -> dict[tuple[str, str], dict[int
         topic, separator, group = name.partition(_GROUP_SEPARATOR)
         if not separator:
             raise ValueError(f"{OFFSET_TABLE}: {name!r} is not topic@group")
-        # A store can have a million of groups. So keep the name of a topic only once, and remove
-        # what is converted from the document.
+        # A store can have a million groups. To save memory, keep the name of a topic only once, and
+        # remove each entry from the document when it is converted.
         offsets = _int_table(table.pop(name), name, known)
         result[topics.setdefault(topic, topic), group] = offsets
     return result
@@ -340,8 +341,8 @@ def topic_entry(topic: TopicConfig, *, is_batch: bool = False) -> dict[str, Any]
 def decode_topic_document(text: str | bytes, *, needs_version: bool = True) -> dict[str, Any]:
     """Decode and check ``topics.json``, including members that :class:`TopicConfig` lacks.
 
-    If ``needs_version`` is false, a document without a version is one with an empty version.
-    RocketMQ accepts such a file.
+    If ``needs_version`` is false, the document may lack a version, because RocketMQ accepts such a
+    file. The version then counts as empty.
     """
     document = _versioned(text, needs_version=needs_version)
     topics_of_document(document)

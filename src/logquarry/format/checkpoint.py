@@ -3,14 +3,14 @@
 The checkpoint file has 4,096 bytes, and begins with three timestamps. RocketMQ 5 writes three
 offsets after them; in a file of a 4.9 broker, these bytes are 0.
 
-The durable offset shows which damage a crash can cause. All bytes of the log before the durable
-offset were once synced, so damage there happened later. Damage after the durable offset may come
-from a crash.
+The durable offset shows which damage can be the result of a crash. All bytes of the log before the
+durable offset were once synced, so damage there happened later. Damage after the durable offset may
+come from a crash.
 
 The content of ``durable`` fits into one sector, so after a power cut the file has either the old or
 the new content. If a RocketMQ broker has written to the store, the durable offset is no longer
 valid. To detect this, the file also has the checkpoint's times before and after logquarry's last
-write of the checkpoint: a broker writes other times to the checkpoint.
+write of the checkpoint. If the checkpoint has other times now, a broker has written it.
 
 The file ``durable`` also has the physical offset at which the log starts. Retention raises this
 offset before it deletes log files. So if the first existing log file begins after this offset, log

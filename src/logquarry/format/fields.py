@@ -29,8 +29,8 @@ _DTYPES = {"b": "i1", "h": ">i2", "i": ">i4", "I": ">u4", "q": ">i8"}
 class Field:
     """One fixed-width big-endian field.
 
-    ``code`` is its ``struct`` code (``b h i q`` are signed, ``I`` is unsigned). ``meaning`` is a
-    short description for the docs, with RocketMQ's name if it differs.
+    ``code`` is the field's ``struct`` code (``b h i q`` are signed, ``I`` is unsigned). ``meaning``
+    is a short description for the docs, with RocketMQ's name if it differs.
     """
 
     name: str

@@ -301,7 +301,7 @@ def decode_at(
         base: the physical offset of ``data[0]``.
         end: index in ``data`` at which the file ends (default: the length of ``data``).
         check_crc: whether to compare the CRC of the body with BODYCRC. Like Java, the function
-            never does this for an empty body.
+            never checks the CRC of an empty body.
     """
     view = memoryview(data)
     if end is None:

@@ -131,9 +131,9 @@ def hash_map_order(keys: Iterable[str], table_size: int = 16) -> list[str]:
 
     When RocketMQ rewrites a property string, it writes the properties in this order. If a bucket
     gets a ninth entry, Java doubles a table of fewer than 64 buckets. In a larger table, Java would
-    convert the bucket to a tree. This function does not do that, because nine property names would
-    have to fall into the same bucket. For a copied map, ``table_size`` must be the result of
-    :func:`table_size_for`.
+    convert the bucket to a tree. This function makes no trees, because nine property names of one
+    message practically never fall into the same bucket. For a copied map, ``table_size`` must be
+    the result of :func:`table_size_for`.
     """
     buckets: list[list[tuple[int, str]]] = [[] for _ in range(table_size)]
     for count, key in enumerate(keys, 1):

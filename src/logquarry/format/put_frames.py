@@ -10,8 +10,8 @@ The table has one column of int64 per message:
 - BODY_AT and PROPS_AT are addresses of the body and of the property string.
 - QUEUE_OFFSET is only for a message that takes no new queue offset: it is 0, or the message's
   previous queue offset.
-- STORE_TIMESTAMP is the earliest allowed store time. It is used only for a message from another
-  store, to keep its store time.
+- STORE_TIMESTAMP is the earliest allowed store time. STORE_TIMESTAMP is used only for a message
+  from another store, to keep the message's store time.
 
 A staged frame is complete, except for the fields that are known only under the log's lock. Before
 :func:`place` sets these fields, QUEUEOFFSET contains an index into a table of queues that the
@@ -115,7 +115,7 @@ def place(data: memoryview, queue_offset: int, physical_offset: int, now: int) -
 
 
 def same(one: memoryview, other: memoryview) -> bool:
-    """Whether two frames are the same message, without the fields that :func:`place` sets."""
+    """Whether two frames are the same message. The fields that :func:`place` sets are ignored."""
     return len(one) == len(other) and same_head(one, other) and text_of(one) == text_of(other)
 
 
@@ -125,7 +125,9 @@ def text_of(data: memoryview) -> memoryview:
 
 
 def same_head(one: memoryview, other: memoryview) -> bool:
-    """Whether the fields before STORETIMESTAMP are equal, without those that :func:`place` sets."""
+    """Whether the fields before STORETIMESTAMP are equal. The fields that :func:`place` sets are
+    ignored.
+    """
     parts = (slice(0, _AT_NUMBER), slice(_BEHIND_OFFSETS, _time_at(one)))
     return all(one[part] == other[part] for part in parts)
 

@@ -55,8 +55,8 @@ class QueueEntry(NamedTuple):
         """Whether the entry is a filler, which points to no message
         (``ConsumeQueue.fillPreBlank``).
 
-        A filler has a size that no frame has. Its physical offset is 0, except if a salvage wrote
-        the filler; see docs/salvage.md.
+        A filler has a size that no frame has. The physical offset in a filler is 0, except if a
+        salvage wrote the filler; see docs/salvage.md.
         """
         return self.size == FILLER_SIZE
 

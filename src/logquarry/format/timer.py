@@ -1,9 +1,9 @@
 """The files of RocketMQ 5's timer wheel (``TimerWheel``, ``TimerLog``, ``TimerCheckpoint``).
 
-The timer wheel is the file ``timerwheel``, an array of slots. Each slot has the messages to deliver
-within ``timerPrecisionMs`` milliseconds: slot number n since 1970 is at index n modulo the number
-of slots. A slot points to its first and its last entry in the timer log, and each entry points to
-the previous entry of the same slot.
+The timer wheel is the file ``timerwheel``, an array of slots. The time since 1970 is divided into
+spans of ``timerPrecisionMs`` milliseconds. The messages whose delivery time is in span number n are
+in the slot with the index n modulo the number of slots. A slot points to its first and its last
+entry in the timer log, and each entry points to the previous entry of the same slot.
 """
 
 from __future__ import annotations

@@ -138,8 +138,8 @@ class MessageFilter:
                 rows = rows[keep]
         return rows
 
-    # Each of these methods returns a mask of the frames to keep. It returns None if the filter does
-    # not set the condition.
+    # Each of these methods returns a mask of the frames to keep. The method returns None if the
+    # filter does not set the condition.
     def _by_topic(self, window: Window, rows: Rows, _: Decoding) -> Bools | None:
         if self.topics is None and self.topic_pattern is None:
             return None

@@ -71,7 +71,9 @@ _SIGN: Final = f"{CHECKPOINT} at {OFFSET_AT}"
 
 
 def _find(filesystem: FileSystem) -> tuple[Writer, int]:
-    """Return the writer, and the value at :data:`OFFSET_AT`; 0 without a checkpoint."""
+    """Return the range of versions that may have written the store, and the value at
+    :data:`OFFSET_AT` (0 without a checkpoint).
+    """
     root = {entry.name for entry in filesystem.list("")}
     try:
         offset = checkpoint.decode_offsets(filesystem.read(CHECKPOINT)).logics_physical

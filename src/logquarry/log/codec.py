@@ -141,7 +141,9 @@ class Window:
         )
 
     def frame_at(self, position: int) -> frame.Frame:
-        """Decode the frame that a walk found at a position. Its CRC is not checked again."""
+        """Decode the frame that a walk found at a position. The CRC of the frame is not checked
+        again.
+        """
         found = self.decode(position, check_crc=False)
         assert isinstance(found, frame.Frame), "the walk found a sound frame here"
         return found
@@ -247,7 +249,7 @@ def row_of(position: int, found: frame.Frame) -> tuple[int, ...]:
 
 def _bytes_needed(window: Window, position: int) -> int:
     # A sound head states the size of the frame, and the check needs the whole frame. If the head is
-    # damaged, the check fails at the head, so it needs only the head.
+    # damaged, the check fails at the head, so the check needs only the head.
     view = window.data.data
     size, magic = frame.BLANK.struct.unpack_from(view, position)
     if magic not in frame.MAGICS:
@@ -345,7 +347,8 @@ def last_nonzero(window: Window, start: int, stop: int) -> int:
     fast = kernels()
     if fast is not None:
         return int(fast.last_nonzero(window.address, start, stop))
-    # The comparison makes a new array. Unlike a live log, it cannot change during the search.
+    # The comparison makes a new array. Unlike the bytes of a live log, this array cannot change
+    # during the search.
     found = np.flatnonzero(window.data[start:stop] != 0)
     return start + int(found[-1]) + 1 if len(found) else start
 

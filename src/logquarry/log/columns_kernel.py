@@ -50,8 +50,9 @@ def interned(count: int, intern: Callable[..., int]) -> tuple[list[int], Int64]:
     """Call a kernel that numbers the distinct values among ``count`` values.
 
     Returns:
-        What the kernel stores for each distinct value (the value, or the index of its first
-        occurrence); and for each of the ``count`` values, the number of its distinct value.
+        A list with one element for each distinct value (the value, or the index of its first
+        occurrence), and an array with the number of the distinct value for each of the ``count``
+        values.
     """
     ids, found = np.empty(count, np.int64), np.empty(0, np.int64)
     known, most = -1, _FEW
@@ -68,7 +69,9 @@ def too_large() -> LogquarryError:
 
 
 def _places(names: Sequence[str]) -> tuple[Int64, Int64]:
-    """Return the part of the frame and the position in this part of each field, as arrays."""
+    """Return two arrays: for each field, the part of the frame that contains the field, and the
+    field's position in this part.
+    """
     parts, positions = np.array([FIXED[name] for name in names], np.int64).reshape(-1, 2).T.copy()
     return parts, positions
 
@@ -77,8 +80,8 @@ def _places(names: Sequence[str]) -> tuple[Int64, Int64]:
 def _gather_plan(
     names: tuple[str, ...], ms: bool
 ) -> tuple[list[str], tuple[Int64, Int64], list[str], tuple[Int64, Int64], Int64]:
-    """Return the fields of 32 bits with their places, the fields of 64 bits with their places, and
-    the factors by which the latter are multiplied.
+    """Return the fields of 32 bits and their places, the fields of 64 bits and their places, and
+    the factor by which each field of 64 bits is multiplied.
     """
     kinds = schema.arrow_types()
     narrow = [name for name in names if kinds[name].bit_width == 32]

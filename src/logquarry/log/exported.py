@@ -32,8 +32,9 @@ from logquarry.stored_message import JSON_NAMES
 REDACTIONS: Final = ("body", "properties", "hosts")
 
 _REDACTED: Final = {
-    # Also hide the CRC of a body and the hash of a tag. A reader could try all likely values, and
-    # compare their CRC or hash. For example, a body may be only a telephone number.
+    # Also hide the CRC of a body and the hash of a tag. Otherwise a person could find the hidden
+    # value by comparing the CRC or hash with those of all likely values. For example, a body may be
+    # only a telephone number.
     "body": frozenset({"body", "body_crc"}),
     "properties": frozenset(
         {"properties", "properties_string", "tags", "keys", "uniq_key", "tags_code"}

@@ -75,8 +75,8 @@ class FileView(ABC):
         return self.window(0, length)[:length]
 
     def fault(self, start: int, length: int) -> Unreadable | None:
-        """Read a range of the file. Return the first unreadable range that overlaps it; None if all
-        its bytes are readable.
+        """Read a range of the file. Return the first unreadable range that overlaps the given
+        range; None if all bytes of the given range are readable.
         """
         self.window(start, length)
         return first_unreadable(self.unreadable, start, length)

@@ -32,9 +32,9 @@ class DispatchRequests:
     Attributes:
         topic_ids: index of the frame's topic in ``topics``.
         store_timestamp: in milliseconds.
-        is_dispatched: whether the dispatcher writes a queue entry for the frame. It does so for the
-            transaction types NOT and COMMIT only.
-        has_key: whether the dispatcher adds the frame's keys to the index. It does so if the frame
+        is_dispatched: whether the dispatcher writes a queue entry for the frame. Only frames of the
+            transaction types NOT and COMMIT get an entry.
+        has_key: whether the dispatcher adds the frame's keys to the index. This is so if the frame
             has KEYS or UNIQ_KEY, and its transaction type is not ROLLBACK.
     """
 
@@ -142,8 +142,8 @@ def _plain(
 # --------------------------------------------------------------------------------------------------
 # Following the log
 #
-# The kernel checks and decodes the frames of a run in one pass. If it cannot decode one of them,
-# the pure-Python reference decodes the whole run.
+# The kernel checks and decodes the frames of a run in one pass. If the kernel cannot decode one of
+# the frames, the pure-Python reference decodes the whole run.
 
 MOST_FRAMES: Final = 1 << 14
 _MOST_TOPICS: Final = 1 << 9
@@ -177,8 +177,8 @@ class Follower:
     """Reads and decodes the frames of a log, run by run. Only one thread may use it at a time.
 
     With ``as_java``, a follower stops with the code ASK_JAVA before a frame that RocketMQ 4.9.3 may
-    reject. This is a frame of 5.x, or a frame of the schedule topic whose DELAY is not one to nine
-    digits.
+    reject. Such a frame is a frame of 5.x, or a frame of the schedule topic whose DELAY is not one
+    to nine digits.
     """
 
     def __init__(
@@ -208,8 +208,8 @@ class Follower:
         """Read and decode the frames that start before ``stop``. Return the run of these frames,
         the position after the run, and the code that tells why the run ends there.
 
-        The run is None if it has no frames. Its arrays are valid until the next call. The code is
-        ASK_JAVA or a code of :func:`logquarry.log.codec.walk`.
+        The run is None if it has no frames. The arrays of the run are valid until the next call.
+        The code is ASK_JAVA or a code of :func:`logquarry.log.codec.walk`.
         """
         found, after, code = self._follow(window, stop)
         if found is not None and self._keys != "4.9":
@@ -305,7 +305,7 @@ def _other_keys(window: Window, rows: Rows, keys: IndexKeys) -> tuple[Int64, Int
 
 
 def follow_run(follower: Follower, run: Run) -> Iterator[tuple[Window, Followed]]:
-    """Decode a run, the consecutive frames that a walk has found, for the dispatcher, in parts.
+    """Decode a run (consecutive frames that a walk has found) for the dispatcher, in parts.
 
     Yields the window and the decoded frames of each part. The arrays of a part are valid until the
     next part is made. Raises CorruptFrame if a frame was lost after the walk.

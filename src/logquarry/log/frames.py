@@ -171,7 +171,8 @@ def _in_file(
 def _whole_frames(
     log: LogBytes, file: StoreFile, window: Window, offsets: Offsets
 ) -> tuple[int, Window]:
-    """Return how many of the frames at ``offsets`` the window contains whole, and the window.
+    """Count the frames at ``offsets`` that are completely in the window. Return this number and the
+    window.
 
     If the window does not contain even the frame at its start, the returned window is larger, so
     that it contains this frame.
@@ -245,7 +246,7 @@ def copied(run: Run, start: int = 0) -> Run | None:
     Raises CorruptFrame if a frame is lost and the run's ``on_lost`` does not allow the read to
     continue without the frame.
     """
-    # Copy first, then check: the check must also find a page that is lost during the copy.
+    # Copy first, then check, because the check must also find a page that is lost during the copy.
     window = replace(run.window, data=run.window.data.copy())
     kept = run.rows[:, 0].astype(np.int64) + run.window.base >= start
     for number, span in _lost_spans(run):

@@ -1,7 +1,8 @@
 """Reads the settings and offsets in a store's folder ``.logquarry/``, and infers delay levels.
 
 A recorded setting is used only if its value cannot be inferred from the store's other files. For
-example, a new index without keys does not show its size (:mod:`logquarry.read.store_sizes`).
+example, an index file without keys does not show its numbers of slots and entries
+(:mod:`logquarry.read.store_sizes`).
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ def find_lost_head(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> Lost
 def unproved_start(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> str | None:
     """Explain why the log's first files may be missing; None if the log's start is recorded or 0.
 
-    RocketMQ's retention records no start, so its deletion of the first files looks like their loss.
+    RocketMQ's retention does not record the log's start. So if this retention has deleted the first
+    files, they look like lost files.
     """
     if not files or not files[0].base:
         return None
@@ -199,8 +201,9 @@ def levels_of(layout: Schedule) -> tuple[int, ...]:
         return stated
     kept = layout.kept_settings.get("message_delay_level")
     levels = list(stated if kept is None else props.parse_levels(kept))
-    # Several messages are in one file, and the opening of a remote file takes several requests.
-    # Only a few files stay open, because a process may not have all files of a log open.
+    # Keep a file open, because the next message may be in the same file, and opening a remote file
+    # takes several requests. Keep only a few files open, because the number of a process's open
+    # files is limited.
     open_file = lru_cache(_MOST_OPEN)(layout.open_file)
     for topic, queue_id in layout.queue_names:
         if topic != props.SCHEDULE_TOPIC or not 0 <= queue_id < len(levels):

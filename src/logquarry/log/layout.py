@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 
 def _listing_settings(config: StoreConfig) -> tuple[object, ...]:
-    """The settings that the lists of a layout depend on."""
+    """The settings that determine which files a layout lists."""
     return (
         config.broker_settings,
         config.mapped_file_size_commit_log,
@@ -235,7 +235,7 @@ class StoreLayout:
         return f"{self.log_folders.paths[0]}/{base:0{store_files.NAME_DIGITS}d}"
 
     def why_no_log_file(self, path: str) -> str | None:
-        """Explain why a log file's path is not a file; None if it is one, or nothing is there."""
+        """Explain why a log file's path is not a file; None if it is a file or does not exist."""
         target = self.filesystem.broken_link(path)
         if target is not None:
             return f"its file is a link to {target}, which does not exist: mount that disk"
@@ -249,7 +249,7 @@ class StoreLayout:
         return file.path if self.log_folders.feature is not None else right_path(file.base)
 
     def log_path(self, offset: int) -> str:
-        """Return the full path of the log file for an offset, else of the log's first folder."""
+        """Return the full path of an offset's log file, or of the log's folder if there is none."""
         file = self.commit_log.at(offset)
         return self.filesystem.full_path(self.log_folders.paths[0] if file is None else file.path)
 
@@ -316,7 +316,7 @@ class StoreLayout:
 
     def require_right_names(self, path: str | None = None) -> None:
         """Raise MisnamedFile if the log file at ``path`` has a wrong name. If ``path`` is None,
-        raise it if any log file has a wrong name.
+        check all log files.
         """
         if not self._goes_by_names:
             return
@@ -340,7 +340,7 @@ class StoreLayout:
             return names
         return dict.fromkeys(name for name in names if name not in self.left_out).keys()
 
-    # A store can have 100,000 queues. A dict keeps their sorted order, and finds one at once.
+    # A store can have 100,000 queues. A dict keeps them sorted, and finds a single queue fast.
     @_listed
     def _queue_names(self) -> KeysView[tuple[str, int]]:
         return dict.fromkeys(self._folders.queue_names()).keys()

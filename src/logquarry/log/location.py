@@ -72,8 +72,9 @@ def path_or_url(location: str) -> str:
     the location unchanged.
 
     Raises UsageError for a ``file:`` URL of another host or without a path, and for a URL that
-    lacks a slash, as in ``s3:/x``. Otherwise the text would be used as a path in a folder ``HOST``
-    or ``s3:``. If the working folder has a folder of this name, there is no error.
+    lacks a slash, as in ``s3:/x``. Without this error, the text would be used as a path in a folder
+    named ``HOST`` or ``s3:``. If the working folder contains a folder of this name, the text is
+    accepted as such a path.
     """
     scheme, colon, rest = location.partition(":")
     is_url = colon and scheme.lower() in _SCHEMES and not rest.startswith("//")
@@ -186,7 +187,8 @@ def not_a_store(location: str, message: str) -> StoreNotFound:
 
 def near_store(location: str) -> str | None:
     """Find a store that a wrong local path may mean: a parent folder of the path, or a store in the
-    folder at the path. If the path contains ``~``, a store below the user's home folder.
+    folder at the path. If the path contains ``~``, the function first replaces the part up to ``~``
+    by the user's home folder.
     """
     if "://" in location:
         return None
@@ -237,7 +239,7 @@ def find_stores(
     storage_options: Mapping[str, Any] | None = None,
 ) -> tuple[str, ...]:
     """Resolve paths, URLs and globs to the locations of stores. The result has the order of the
-    arguments, and contains each store once, also if symbolic links point to it.
+    arguments, and contains each store once, even if several arguments or symbolic links lead to it.
 
     A glob is replaced by the folders that match and are stores, sorted by name. Each wildcard
     (``*``, ``?``, ``[...]``) matches within one name. If a path exists, it is not used as a glob,
@@ -395,8 +397,8 @@ def broker_names(locations: Sequence[str | os.PathLike[str]]) -> list[str]:
     - If several stores' folders have the same name, each store has the name of a parent folder
       instead. All these parent folders are at the same level above the stores, the lowest level at
       which all names differ: ``b1`` and ``b2`` for ``/a/b1/store`` and ``/a/b2/store``.
-    - If there is no such level, the name is the shortest last part of the path that no other path
-      ends with (``r1/b1/store``).
+    - If there is no such level, the name consists of the last folder names of the store's path, as
+      many as are necessary to make it different from the end of every other path (``r1/b1/store``).
     """
     absolutes = [absolute(location) for location in locations]
     for path in absolutes:
@@ -451,8 +453,8 @@ def lies_in_store(
 ) -> bool:
     """Return whether a place is a store's folder or inside it.
 
-    The function follows symbolic links and ``..`` in both paths. Folders of the store on another
-    disk also count, if a link in the store or the configuration names them.
+    The function follows symbolic links and ``..`` in both paths. Folders on another disk also
+    belong to the store, if the configuration or a link in the store leads to them.
     """
     return any(_is_below(place, folder) for folder in _folders(store, config))
 

@@ -199,8 +199,8 @@ class _Identification:
                 self._items.append(_Item(path, entry.size, None, target))
         sizes = Counter(item.size for item in self._items if item.named is not None and item.size)
         sizes = sizes or Counter(item.size for item in self._items)
-        # The file size is the most frequent size. It cannot be computed from the names, because
-        # names may be wrong.
+        # The file size is the most frequent size. The size cannot be computed from the names,
+        # because names may be wrong.
         self._size = max(sizes, key=lambda size: (sizes[size], size), default=0)
         self._right: dict[int, _Item] = {}
         self._mute: list[_Item] = []
@@ -403,8 +403,8 @@ class _Identification:
             if entry == one.physical_offset:
                 return True
             others += 1
-        # One different offset is not enough: after a restart, RocketMQ 3 can use a queue offset for
-        # two messages.
+        # One different offset is not enough, because RocketMQ 3 can use a queue offset for two
+        # messages after a restart.
         return False if others >= _LEAST_FRAMES else None
 
     def _entry_of(self, message: Frame) -> int | None:

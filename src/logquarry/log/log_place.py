@@ -147,7 +147,8 @@ def find_log_folders(
     config: StoreConfig,
     durable_end: Callable[[], int | None] = lambda: None,
 ) -> LogFolders:
-    """Find the folders of the log. Reads file names, file sizes and the durable offset, no frames.
+    """Find the folders of the log. Reads file names, file sizes and the durable offset, but no
+    frames.
 
     - A DLedger log is accepted if the store has only one DLedger log, and ``commitlog/`` has no
       files.
@@ -326,9 +327,9 @@ def _numbered(filesystem: FileSystem, folder: str, *, must_read: bool = False) -
 
 
 def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None:
-    """Return a file as evidence that the log had messages: a queue file, or the checkpoint.
+    """Return a file as evidence that the log had messages: a queue file or the checkpoint.
 
-    Without a checkpoint, also an index file. None if there is no evidence.
+    If there is no checkpoint, an index file is evidence too. Return None if there is no evidence.
     """
     for root in (name for name in (CONSUME_QUEUE, BATCH_QUEUE) if name in folders):
         for topic in filesystem.list(root):
@@ -346,9 +347,9 @@ def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None
 
 
 def _known_entry(filesystem: FileSystem) -> str | None:
-    # Call this function only if there is no checkpoint. If there is one, index entries do not prove
-    # that the log is elsewhere: a recovery in mode ``rocketmq`` may have accepted the loss of the
-    # log, and kept the index.
+    # Call this function only if there is no checkpoint. If there is a checkpoint, index entries do
+    # not prove that the log is elsewhere, because a recovery in mode ``rocketmq`` may have accepted
+    # the loss of the log, and kept the index.
     for entry in filesystem.list(INDEX):
         path = f"{INDEX}/{entry.name}"
         if not is_index_name(entry.name):

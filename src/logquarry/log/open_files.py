@@ -84,8 +84,8 @@ class OpenFiles:
         return start, view.window(start, position - start + length)
 
     def fault(self, path: str, position: int, length: int) -> Unreadable | None:
-        """Return the first range of these bytes that an earlier read found unreadable; None if
-        there is none.
+        """Return the first unreadable range that overlaps ``length`` bytes from ``position`` on;
+        None if earlier reads found no such range.
         """
         view = self._open.get(path)
         return None if view is None else first_unreadable(view.unreadable, position, length)
@@ -140,7 +140,7 @@ class LogBytes:
             view = self.view(file)
             at = view.next_data(at)
             while at < end_at:
-                # See _find_in: search the next data before the window is read.
+                # Search for the next data before the window is read. _find_in explains why.
                 later = view.next_data(at + _SEARCH_BYTES)
                 window = self.window_of(file, at, _SEARCH_BYTES)
                 piece = min(window.length, end_at - at, _SEARCH_BYTES)
@@ -257,9 +257,9 @@ class LogBytes:
             length = min(stop - at + FIXED_SIZE_V1, self.batch_bytes)
             if view.is_mapped:
                 length = min(length, _SEARCH_BYTES + FIXED_SIZE_V1)
-            # Search in small pieces. After each piece, the next hole can be skipped. Find its end
-            # before the window is read: on a tmpfs, the read of a map turns holes into data, and
-            # the window extends into the next piece.
+            # Search in small pieces. After each piece, the next hole can be skipped. Find the end
+            # of this hole before the window is read, because the window extends into the next
+            # piece, and on a tmpfs the read of a map turns holes into data.
             piece = min(stop - at, _SEARCH_BYTES)
             later = view.next_data(at + piece)
             window = self.window_of(file, at, length)
@@ -272,7 +272,7 @@ class LogBytes:
             data = None
             if window.length == self.view(file).size - at:
                 # The window cannot be larger, because the file ends there. So the frame is
-                # incomplete: search after its first byte.
+                # incomplete, and the search continues after the frame's first byte.
                 at += place + 1
                 continue
             if place == 0:

@@ -114,8 +114,8 @@ class Probe:
         call.
         """
         if sys.platform != "linux":
-            # Only Linux has this call. On other systems, its number means nothing, or something
-            # else.
+            # Only Linux has this call. On other systems, the number of this call is unused, or
+            # belongs to another call.
             return None
         for _ in range(3):
             result = memory_call("madvise", address, length, _POPULATE_READ)
@@ -170,8 +170,8 @@ def _reason_of(error: OSError) -> str:
 
 
 def rereads(read: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function that only reads: if pages were lost during a call, the function runs
-    again, and finds the lost pages as unreadable ranges.
+    """Decorate a function that only reads. If pages are lost during a call, the decorator calls the
+    function again, and the second call finds the lost pages as unreadable ranges.
     """
 
     @wraps(read)
@@ -418,8 +418,8 @@ class ReadableMap:
 
     def _note_lost(self) -> None:
         with self._change:
-            # Read the count first: pages that are lost after this line are then found by the next
-            # call.
+            # Read the count first, so that the next call finds the pages that are lost after this
+            # line.
             seen = lost()
             known = self._unreadable
             new = [

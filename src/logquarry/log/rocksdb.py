@@ -64,7 +64,7 @@ class LostFiles(NamedTuple):
 
 
 def lost_files(filesystem: FileSystem, folder: str) -> LostFiles | None:
-    """Find files that a RocksDB folder lacks: the manifest, or tables; None if it lacks none.
+    """Find the files (manifest or tables) that a RocksDB folder lacks; None if all files exist.
 
     If CURRENT cannot be read, or the manifest cannot be parsed, the result is None too.
     """
@@ -75,16 +75,18 @@ def lost_files(filesystem: FileSystem, folder: str) -> LostFiles | None:
     lost = [name for name in named.names if name not in names]
     if not lost:
         return None
-    # A live broker may have replaced files between the two reads. But RocksDB does not use a name
-    # again, so a file that is still named was named all the time.
+    # A live broker may have replaced files between the read of the manifest and the listing. So
+    # read the manifest again, and keep only the files that it still names. RocksDB never uses a
+    # name twice, so the database needed these files at the time of the listing.
     named = _named_files(filesystem, folder)
     left = () if named is None else tuple(name for name in lost if name in named.names)
     return named._replace(names=left) if named is not None and left else None
 
 
 def _named_files(filesystem: FileSystem, folder: str) -> LostFiles | None:
-    """Return the tables that the manifest names; the manifest if it cannot be read; None if a
-    database without a fault needs none of them.
+    """Return the tables that the manifest names. If the manifest is missing or cannot be read,
+    return the manifest itself. Return None if CURRENT cannot be read, or if the manifest cannot be
+    parsed.
     """
     with suppress(FileNotFoundError, LogquarryError, ValueError):
         manifest = filesystem.read(f"{folder}/{CURRENT}").decode().strip()
@@ -196,8 +198,8 @@ def _open(filesystem: FileSystem, folder: str, links: str) -> tuple[Rdict, tuple
             from rocksdict import AccessType, Options, Rdict
         except ImportError as error:
             raise needs_package(f"{filesystem.full_path(folder)}: its data are") from error
-        # Copy CURRENT first: it names the manifest, which names the other files. A copy made later
-        # could name files that have no link.
+        # Copy CURRENT first, because it names the manifest, which names the other files. A copy
+        # made later could name files that have no link.
         Path(links, CURRENT).write_bytes(filesystem.read(f"{folder}/{CURRENT}"))
         for entry in filesystem.list(folder):
             named = entry.name.startswith(_MANIFEST) or entry.name.endswith(_DATA)
@@ -330,8 +332,8 @@ def table_name(number: int) -> str:
 def table_numbers(data: bytes) -> frozenset[int]:
     """Return the numbers of the table files that the database has.
 
-    The result is that of the edits before the first incomplete record, because a running broker may
-    be writing the last one. Raises ValueError if an edit has an unknown tag or is cut off.
+    The function applies the edits before the first incomplete record, because a running broker may
+    still be writing the last record. Raises ValueError if an edit has an unknown tag or is cut off.
     """
     tables: dict[int, int] = {}
     for edit in _edits(data):

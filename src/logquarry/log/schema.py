@@ -101,8 +101,8 @@ def selected(
     """
     result = tuple(names)
     if not result:
-        # An empty selection cannot be used to count messages: an Arrow batch without columns has no
-        # row count.
+        # An empty selection cannot be used to count messages, because an Arrow batch without
+        # columns has no row count.
         raise UsageError(f"no column is named; to count messages, name {to_count}")
     for name in result:
         if name not in known:
@@ -135,8 +135,8 @@ def markdown() -> str:
 
 @dataclass(frozen=True, slots=True)
 class KafkaColumn:
-    """A column of Spark's Kafka source. It is made from the message column ``source``; if
-    ``source`` is None, it is a constant.
+    """A column of Spark's Kafka source. The column is made from the message column ``source``; if
+    ``source`` is None, the column is a constant.
     """
 
     name: str
@@ -167,7 +167,9 @@ def kafka_names(*, headers: bool) -> tuple[str, ...]:
 
 
 def check_kafka_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]:
-    """Check a selection of columns in any case. Raises UsageError; see :func:`check_names`."""
+    """Check a selection of columns, ignoring the case of letters. Raises UsageError; see
+    :func:`check_names`.
+    """
     found = spelled(given, kafka_names(headers=True))
     if HEADERS in found and not headers:
         raise UsageError(f"the column {HEADERS} needs includeHeaders=true")
@@ -175,8 +177,8 @@ def check_kafka_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]
 
 
 def sources(wanted: Sequence[str]) -> tuple[str, ...]:
-    """Return the message columns that the Kafka columns ``wanted`` need. There is always at least
-    one, because a batch without columns has no row count.
+    """Return the message columns that the Kafka columns ``wanted`` need. The result has at least
+    one column, because a batch without columns has no row count.
     """
     found = (_BY_NAME[name].source for name in wanted)
     return tuple(dict.fromkeys(name for name in found if name is not None)) or ("queue_offset",)

@@ -82,8 +82,8 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
         most = known + layout.config.max_message_size
         if end == known and reader.data_end(known, most) > known:
             # If a queue entry is wrong, the bound may lie inside a frame. Search for data only
-            # within the length of the longest frame, because the search reads every byte, in a
-            # remote store over the network.
+            # within the length of the longest frame, because the search reads every byte. In a
+            # remote store, these bytes come over the network.
             known = _frame_end(reader, known)
             end = reader.chain_end(known)
         return LogExtent(files.start, end, bound, known if end > known else None)
@@ -163,8 +163,8 @@ def plan_splits(
         position = first
         while position < body_end:
             if files.at(position) is None:
-                # There is a gap before the next file. Plan one split for the whole gap, because a
-                # wrong queue entry can make it huge.
+                # There is a gap before the next file. Plan one split for the whole gap, because the
+                # gap can be huge if a queue entry is wrong.
                 cut = min(files.next_boundary(position), body_end)
             else:
                 cut = min(position + size, body_end)
@@ -203,8 +203,8 @@ _FRAMES_AT_ONCE: Final = 1 << 15
 
 @dataclass
 class Stretch:
-    """Consecutive sound frames, and facts about them. Call the object with the next frames to add
-    their facts; subclasses collect further facts.
+    """Consecutive sound frames, and facts about them. A call of the object adds the next frames.
+    Subclasses collect further facts.
 
     Attributes:
         start: physical offset of the first frame. In a DLedger log, offset of the head before it.

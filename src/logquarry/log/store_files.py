@@ -325,7 +325,7 @@ def require_queue_links(
     StoreNotFound if one of ``files`` is not a regular file, for example a pipe.
     """
     for file in files:
-        # The list of files has such a path as an empty file.
+        # The list of files contains a path that is not a regular file as an empty file.
         if not file.size and (wrong := filesystem.why_no_file(file.path)) is not None:
             path = filesystem.full_path(file.path)
             raise StoreNotFound(f"{path}: it {wrong}: move it out of the store")

@@ -1,10 +1,11 @@
 """Walks over the log, and reports frames, blanks, damage and the log's end as events.
 
 If the walk finds bytes that are no valid frame, it searches for the next sound frame (resync).
-If it finds one that belongs to the log, the bytes are damage, and the walk continues after them.
-Otherwise they are a torn tail or stale frames, and the log ends. Reads and verify use this
-decision; a recovery uses that of :mod:`logquarry.repair.audit.log`. The search can recognize a
-frame, because each frame contains its own physical offset.
+If the walk finds a sound frame that belongs to the log, the bytes before this frame are damage, and
+the walk continues at this frame. Otherwise the bytes are a torn tail or stale frames, and the log
+ends. Reads and verify use this decision. A recovery instead decides by the rules in
+:mod:`logquarry.repair.audit.log`. The search can recognize a frame, because each frame contains its
+own physical offset.
 
 After a clean shutdown, the log ends at the first break of the chain of frames at or after
 ``bound``, and sound frames after the end are stale. There is no bound if a writer has the store
@@ -64,7 +65,7 @@ class Run:
         view: the view of the mapped file, whose pages can be lost; None if the window is a copy.
         base: physical offset of the file's first byte.
         on_lost: called with a span of damage for each frame that became unreadable after the walk
-            had checked it. It returns whether the read continues without the frame.
+            had checked it. The function returns whether the read continues without the frame.
     """
 
     window: codec.Window
@@ -216,8 +217,8 @@ class LogReader(LogBytes):
                     yield LogEnd(event.offset)
                     return
                 if event.is_tail and torn is None:
-                    # The log ends here, but continue to report damage: files after a torn tail may
-                    # have more bytes, although no sound frame.
+                    # The log ends here. But continue to report damage, because the files after a
+                    # torn tail may contain further data, although no sound frame.
                     torn = event.offset
         yield from self._behind(position)
 
@@ -306,8 +307,8 @@ class LogReader(LogBytes):
             if not count:
                 return broken(UNREADABLE, fault.words)
         if count:
-            # The next window will have about as many frames as this window. Make its table a
-            # quarter larger.
+            # The next window will have about as many frames as this window. So make the table for
+            # the next window a quarter larger than this number.
             self._rows_hint = max(_LEAST_ROWS, count * 2 if code == TABLE_FULL else count * 5 // 4)
             view = self.view(file)
             mapped = view if view.is_mapped else None
@@ -363,8 +364,8 @@ class LogReader(LogBytes):
         if self.bound is not None and is_cut and not self._goes_on(position):
             return damage(self.bound, ends_log=True)
         found = self._next_sound(position + 1)
-        # Do not read unreadable bytes again: the page cache may deliver them later, although the
-        # disk fails.
+        # Do not read unreadable bytes again, because the page cache may deliver them later,
+        # although the disk fails.
         may_heal = self.live and kind != UNREADABLE
         if may_heal and found is not None and (healed := self._healed(position)) is not None:
             return healed
@@ -395,8 +396,9 @@ class LogReader(LogBytes):
         return DamagedSpan(position, last - position, TORN_TAIL, reason, path), last
 
     def _synced_after(self, position: int) -> int:
-        """Return how many synced bytes are missing from a position on: all bytes up to the durable
-        offset, but 0 if the writer has just created the file there.
+        """Return the number of synced bytes that are missing after a position. These are all bytes
+        up to the durable offset. But if the writer has just created the file at the position, no
+        byte is missing.
         """
 
         durable = self.layout.durable_end
@@ -412,8 +414,8 @@ class LogReader(LogBytes):
         return durable - position
 
     def _healed(self, position: int, *, retries: int = 0) -> tuple[Event, int] | None:
-        """Read the event at a position again if its frame was incomplete at the first read, and the
-        writer has completed it since then; None if it has not.
+        """Read the event at a position again. Return None if the writer has not completed the frame
+        at this position since the first read.
         """
         for number in range(retries + 1):
             if number:
@@ -432,7 +434,7 @@ class LogReader(LogBytes):
         return code in (REACHED_STOP, BLANK)
 
     def _goes_on(self, position: int) -> bool:
-        """Whether a later file has data. A file whose first bytes are zeros has none yet."""
+        """Whether a later file has data. A file whose first bytes are zeros has no data yet."""
         size = BLANK_LAYOUT.size
         for file in reversed(self.files.files):
             if file.base <= position:

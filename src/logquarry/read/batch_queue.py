@@ -228,8 +228,8 @@ class BatchQueue(FileQueue):
                 return
 
     def positions(self, start: int, stop: int) -> BatchEntries:
-        """The written entries between two positions, which count entries from the start of the
-        files.
+        """The written entries between two positions. A position is a number of entries from the
+        start of the files.
         """
         found = [np.empty(0, BATCH_DTYPE)]
         for file, entries in self.batches():

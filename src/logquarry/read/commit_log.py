@@ -41,8 +41,8 @@ _LEFT_OUT: Final = "its messages are left out"
 class CommitLog:
     """The log of a store (RocketMQ's ``CommitLog``). All offsets are physical offsets.
 
-    ``last_entries`` returns the last entries of the queues. It is called only when the log's end is
-    needed.
+    ``last_entries`` returns the last entries of the queues. ``last_entries`` is called only when
+    the log's end is needed.
 
     Attributes:
         is_watched: whether another program may truncate the files.
@@ -63,8 +63,8 @@ class CommitLog:
         self._reader = files or OpenFiles(layout)
         self._last_entries = last_entries
         self._end: int | None = None
-        # The view that the last read used, as (offset, end, bytes). It is cached, because the next
-        # read often needs it too.
+        # The view that the last read used, as (offset, end, bytes). This view is cached, because
+        # the next read often needs it too.
         self._hot = (0, 0, _NO_BYTES)
         self._hot_file: StoreFile | None = None
 
@@ -97,8 +97,8 @@ class CommitLog:
         that a queue entry points to. If the log does not have this message, the start depends on
         the last shutdown. After a clean shutdown, the search starts at the last file with a frame.
         After a crash (there is an ``abort`` file), it starts at the last message of another queue.
-        If there is no such message, or if no queue has an entry, it reads the whole log. The search
-        does not find damage before its start.
+        If there is no such message, or if no queue has an entry, the search reads the whole log.
+        The search does not find damage before its start.
         """
         if self._end is None:
             self._end = self._find_end()
@@ -149,8 +149,8 @@ class CommitLog:
 
     def window_at(self, offset: int, size: int) -> tuple[int, int, memoryview]:
         """Return the start, the end and the bytes of a view that contains ``offset``. After
-        ``offset``, the view may have fewer than ``size`` bytes. It is empty if no file has the
-        offset.
+        ``offset``, the view may have fewer than ``size`` bytes. The view is empty if no file has
+        the offset.
         """
         hot = self._hot
         is_hot = hot[0] <= offset and offset + size <= hot[1]
@@ -174,8 +174,8 @@ class CommitLog:
     def reaches(self, end: int) -> bool:
         """Whether the file of the last view still has all bytes before a physical offset.
 
-        If it has not, another program has truncated the file, and reading these bytes of the view
-        would raise SIGBUS.
+        If bytes are missing, another program has truncated the file, and reading these bytes of the
+        view would raise SIGBUS.
         """
         file = self._hot_file
         return file is None or self._reader.reaches(file.path, end - file.base)
@@ -234,8 +234,8 @@ class CommitLog:
         return outcome if isinstance(outcome, Frame) else None
 
     def frame_of(self, entry: QueueEntry) -> Frame | None:
-        """Return the frame to which a queue entry points, if it has the entry's size; else None.
-        The CRC is not checked.
+        """Return the frame to which a queue entry points, if the frame has the size in the entry;
+        else None. The CRC is not checked.
         """
         found = self.sound_frame_at(entry.physical_offset, check_crc=False)
         return found if found is not None and found.size == entry.size else None
@@ -258,11 +258,11 @@ class CommitLog:
         raise self._explained(offset, outcome)
 
     def missing_file(self, offset: int) -> CorruptFrame | None:
-        """Return an error if the path of the log file for an offset leads to no file: to a pipe, a
-        folder or a missing disk; else None.
+        """Return an error if the path of the log file for an offset does not lead to a file, but
+        for example to a pipe, a folder or a missing disk; else None.
         """
         file = self.files.at(offset)
-        # The list of files has such a path as an empty file.
+        # The list of files contains such a path as an empty file.
         reason = self._layout.why_no_log_file(file.path) if file and not file.size else None
         if file is None or reason is None:
             return None

@@ -71,7 +71,7 @@ class CompactedQueue(BatchQueue):
         return self._layout.compacted_queue(self.topic, self.queue_id)
 
     def warn_of_gap(self, offset: int) -> None:
-        """Do nothing: the compaction has removed messages, and their entries."""
+        """Do nothing, because the compaction has removed both messages and their entries."""
 
 
 class CompactedGets:
@@ -124,8 +124,8 @@ class CompactedGets:
         return low, max(high, compacted.max_offset)
 
     def queue_at(self, queue: Queue, offset: int) -> Queue:
-        """Return the queue that a get from this queue offset reads: the compacted queue if it
-        reaches that far, else the consume queue.
+        """Return the queue that a get from this queue offset reads: the compacted queue if the
+        offset is before the end of this queue, else the consume queue.
         """
         compacted, _ = self._opened(queue)
         return compacted if offset < compacted.max_offset else queue

@@ -33,12 +33,13 @@ def do_queues_fit(
     """Whether frames have the topic and the queue id of the queues that point to them.
 
     The function reads the frames of the first and the last entry of the ``wanted`` queues, and the
-    frame of the first entry in each log file. If there are too many, it reads some of them. It
-    ignores damaged frames, because a read reports them.
+    frame of the first entry in each log file. If there are too many such frames, the function reads
+    some of them. It ignores damaged frames, because a read reports them.
 
     Args:
         units: the entries of each queue, in the order of the log.
-        within: the range of the log that is read. Entries outside of it are not checked.
+        within: the range of the log that is read. Entries that point outside of this range are not
+            checked.
     """
     start, stop = within
     units = {queue: _between(found, start, stop) for queue, found in units.items()}

@@ -177,7 +177,7 @@ def rocksdb_config(layout: StoreLayout) -> Feature | None:
 
 
 def lacks_files(feature: Feature) -> bool:
-    """Whether the feature ROCKSDB_STORE shows only in the names of files that are missing."""
+    """Whether only the names of missing files show that the store has the feature ROCKSDB_STORE."""
     return any(path.endswith(f"/{CURRENT}") or "/MANIFEST-" in path for path in feature.evidence)
 
 
@@ -219,15 +219,15 @@ class _Finder:
     def queue_kinds(self) -> dict[str, QueueKind]:
         """Return the kind of each topic's queues, and add the features that the kinds imply."""
         kinds: dict[str, QueueKind] = {topic: "simple" for topic, _ in self._layout.queue_names}
-        # A rebuild makes the queues in its own folder, and then renames them. If it was interrupted
-        # in between, the queues are still in that folder.
+        # A rebuild makes the queues in its own folder, and then renames them. If the rebuild was
+        # interrupted in between, the queues are still in that folder.
         found = rocksdb_folders(self._layout) or rocksdb_folders(self._layout, f"{REBUILD}/")
         in_rocksdb = tuple(f"{folder}/{CURRENT}" for folder in found)
         if in_rocksdb:
             where = "RocksDB and in files" if kinds else "RocksDB"
             self._add(ROCKSDB_QUEUES, in_rocksdb, f"the queues are in {where}")
-            # A topic may have queues both in RocksDB and in files (rocksdbCQDoubleWriteEnable). Its
-            # kind is that of the files.
+            # A topic may have queues both in RocksDB and in files (rocksdbCQDoubleWriteEnable).
+            # Then the files determine the kind of its queues.
             kinds.update({topic: "rocksdb" for topic in self._topics if topic not in kinds})
         elif setting(self._config, "storeType") == "defaultRocksDB":
             self._add(ROCKSDB_QUEUES, ("storeType",), "the queues are in RocksDB")
@@ -352,8 +352,8 @@ class _Finder:
             self._add(MULTI_DISPATCH, (folder,), f"queues of other topics: {_names(copies)}")
 
     def _sample(self) -> Iterator[tuple[str | None, Frame]]:
-        """Yield sample frames: (None, the log's first frame), then for each queue its topic and the
-        frame that its last entry points to.
+        """Yield sample frames, each with the topic of its queue: first the log's first frame with
+        the topic None, then the frame to which the last entry of each queue points.
         """
         if self._other_log is not None or not self._layout.commit_log.files:
             return
@@ -427,8 +427,8 @@ class _Finder:
 
 
 def holds_data(entry: Entry) -> bool:
-    """Whether a file of a RocksDB folder contains records. It does if it is a table, or a
-    write-ahead log that is not empty.
+    """Whether a file of a RocksDB folder contains records. Tables contain records, and so do
+    write-ahead logs that are not empty.
     """
     if entry.is_dir:
         return False

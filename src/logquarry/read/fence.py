@@ -1,4 +1,4 @@
-"""Refuses calls that would harm a store because logquarry cannot maintain one of its features.
+"""Refuses calls that would harm a store, because these calls do not support a feature of the store.
 
 Each call that changes a store first calls :func:`require` or :func:`refusal`, before it writes even
 the lock file or ``abort``. :data:`_REFUSED` lists the refused combinations of feature and action.
@@ -127,8 +127,8 @@ def refusal(
     """
     try:
         if may_lack_log:
-            # The property raises an error if files of the log are in folders that logquarry does
-            # not read.
+            # The access to this property raises an error if files of the log are in folders that
+            # logquarry does not read.
             _ = layout.commit_log
         elif action is not Action.SALVAGE:
             require_log(layout)

@@ -1,8 +1,8 @@
 """``getMessage`` with one call of a compiled kernel. The module is compiled if possible.
 
-The kernel reads the queue's entries and the log's bytes directly from the maps of the files. If it
-finds damage or deleted messages, or if a file ends inside the answer, the kernel gives up, and the
-reference in pure Python, :func:`logquarry.read.get_message.get_message`, answers the get.
+The kernel reads the queue's entries and the log's bytes directly from the maps of the files. If the
+kernel finds damage or deleted messages, or if a file ends inside the answer, the kernel gives up,
+and the reference in pure Python, :func:`logquarry.read.get_message.get_message`, answers the get.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class KernelGet:
         self._entries: dict[Queue, _Entries] = {}
         self._tags: dict[frozenset[str], _Tags | None] = {}
         self._at_hand: LogAtHand | None = None
-        # _in_memory: whether the limits for messages in memory apply to the whole log. It is
+        # _in_memory: whether the limits for messages in memory apply to the whole log. The value is
         # computed again when the log's list of files is no longer _files.
         self._files: object = None
         self._in_memory = False
@@ -238,7 +238,8 @@ class KernelGet:
                 return None
             self._next_check = now + _CHECK_EVERY
         # Take scratch memory out of the list, so that two threads never use the same memory. If an
-        # exception prevents its return to the list, a later call allocates new memory.
+        # exception prevents the return of the memory to the list, a later call allocates new
+        # memory.
         free = self._free
         scratch = free.pop() if free else _Scratch()
         to = scratch.address
@@ -290,7 +291,8 @@ class KernelGet:
             kernels = codec.kernels()
             if kernels is not None:
                 if cython.compiled:
-                    # Set the address first: another thread calls it as soon as _kernel is set.
+                    # Set the address before _kernel, because another thread uses the address as
+                    # soon as _kernel is set.
                     self._kernel_address = kernels.get_frames_address()
                 self._kernel = kernels.get_frames
         return self._kernel is not None

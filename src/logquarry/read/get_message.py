@@ -2,8 +2,8 @@
 
 A get with tags compares the hashes of these tags with the tags codes of the queue's entries.
 
-A get checks the CRC of each message at once. The fields of a message are decoded when one is used
-for the first time.
+A get checks the CRC of each message at once. The fields of a message are decoded when one of them
+is used for the first time.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class GotMessages(GotBlock, Sequence[StoredMessage]):
 
     The object contains a copy of the frames. The first access to a message makes the objects of all
     messages. There is no constructor, because its call would take half as long as reading a
-    message: ``KernelGet`` sets the attributes instead.
+    message. Instead, ``KernelGet`` sets the attributes.
     """
 
     __slots__ = ()

@@ -75,9 +75,9 @@ class Index:
     ) -> list[int]:
         """Return the physical offsets that the index has for a key, newest first (``queryOffset``).
 
-        The offsets include messages whose key is different but has the same hash. There are at most
-        ``max_count`` offsets, and at most ``maxMsgsNumBatch``. ``begin`` and ``end`` are inclusive
-        store times in milliseconds.
+        The offsets include messages whose key is different but has the same hash. The number of
+        offsets is limited by ``max_count`` and by ``maxMsgsNumBatch``. ``begin`` and ``end`` are
+        inclusive store times in milliseconds.
         """
         max_count = min(max_count, self._layout.config.max_msgs_num_batch)
         found: list[int] = []
@@ -106,7 +106,7 @@ def has_index_tags(layout: StoreLayout, files: OpenFiles) -> bool:
     """Determine whether the index has tags (the setting ``index_tags``).
 
     If none of the newest messages in the index has a tag, the setting recorded in the store is
-    used. If none is recorded, the index is assumed to have tags if the store has the folder
+    used. If no setting is recorded, the index is assumed to have tags if the store has the folder
     ``rocksdbstore/``, which brokers make since 5.4.0.
     """
     found = find_tag_entries(layout, files)
@@ -119,7 +119,7 @@ def find_tag_entries(layout: StoreLayout, files: OpenFiles) -> TagEntries | None
     """Check whether the newest messages in the index have entries for their tags.
 
     The function reads the last entries of one index file after the other, newest file first, until
-    it finds a message with a tag. Return None if it finds none.
+    it finds a message with a tag. Return None if it finds no such message.
     """
     log = CommitLog(layout, files=files)
     most = _MOST_ENTRIES

@@ -48,10 +48,10 @@ def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
     """Find the shape (slots, entries) of an index file from its contents; None if unknown.
 
     If the file has the size of RocketMQ's default shape, this shape is assumed. Any other size
-    alone does not determine the shape. Two more facts do: the last nonzero byte belongs to the last
-    entry, and each entry must be in the chain of its slot. The header has the number of the last
-    entry, and the number of slots determines the slot of an entry. The shape of a file without
-    entries cannot be determined.
+    alone does not determine the shape. Two further facts determine it: the last nonzero byte
+    belongs to the last entry, and each entry must be in the chain of its slot. The header has the
+    number of the last entry, and the number of slots determines the slot of an entry. The shape of
+    a file without entries cannot be determined.
     """
     if view.size == index.DEFAULT_SHAPE.file_size:
         return index.DEFAULT_SHAPE
@@ -116,8 +116,9 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
 
     yield from (slots for slots in guesses() if 1 <= slots <= most)
     # A file usually has at least as many slots as the header counts used slots, so search these
-    # numbers first. But the count is no sure minimum: RocketMQ before 4.7 counted keys in this
-    # field, and a later version continues to count from that number.
+    # numbers first. But the real number of slots can be smaller than this count, because RocketMQ
+    # before 4.7 counted keys in this field, and a later version continues to count from that
+    # number.
     stop = most + 1
     for least in (header.slots_used, 1):
         first = max(1, min(least, most))
@@ -179,7 +180,7 @@ def _share_chained(
     """
     some = entries[numbers]
     offsets, previous = some["physical_offset"], some["previous"].astype(np.int64)
-    # Zeros that were never overwritten are no entry. They would look like entries of slot 0.
+    # Zeros that were never overwritten are no entry. These zeros would look like entries of slot 0.
     sound = (offsets > 0) | (some["key_hash"] != 0) | (some["seconds"] != 0)
     sound &= (offsets >= header.begin_offset) & (offsets <= header.end_offset)
     sound &= (some["seconds"] >= 0) & (previous >= 0) & (previous < numbers)
@@ -295,8 +296,8 @@ class IndexFile:
 
     def _chain(self, key_hash: int) -> Iterator[index.IndexEntry]:
         header = self.header
-        # The shape cannot be inferred while the file has no entries. Do not ask for it, because the
-        # result None would be cached.
+        # The shape cannot be inferred while the file has no entries. So do not read the attribute
+        # `shape` then, because it would cache the result None.
         shape = self.shape if header.entry_count > 1 else None
         if shape is None:
             return

@@ -36,7 +36,9 @@ _Files = tuple[tuple[int, ...], int, int]
 
 
 class ServedLog(Protocol):
-    """The log and the queues of an open store, for the delivery and the transaction checks."""
+    """The log and the queues of an open store, as the delivery of delayed messages and the
+    transaction checks read them.
+    """
 
     def queue_ids(self, topic: str) -> Iterable[int]:
         """Return the queue ids of a topic."""
@@ -96,7 +98,7 @@ class LiveLog(CommitLog):
         return sequence
 
     def reaches(self, end: int) -> bool:
-        """Always true, because no program except the writer, this process, changes the files."""
+        """Always true, because only this process, the store's writer, changes the files."""
         return True
 
     @property
@@ -244,8 +246,8 @@ class LiveBatchQueue(_LiveFiles):
         self._seen: tuple[_Files, BatchQueue] | None = None
 
     def _now(self) -> BatchQueue:
-        """Return an object for the present content of the queue. After an append, it is a new
-        object.
+        """Return an object for the present content of the queue. After each append, the method
+        returns a new object.
         """
         state = self._files.bases, self._files.max_offset, max(0, self._log.min_offset)
         with self._change:

@@ -89,7 +89,7 @@ def known_damage(layout: StoreLayout) -> DamageMap:
         logger.warning("%s: %s: %s", layout.root, DAMAGE, error)
         return DamageMap()
     # If no valid durable offset is recorded, a program other than logquarry was the last to write
-    # to the store. It may have truncated the log, so the recorded damage is not used.
+    # to the store. This program may have truncated the log, so the recorded damage is not used.
     spans.sort(key=attrgetter("offset"))
     return DamageMap(spans if layout.durable_end is not None else ())
 
@@ -156,8 +156,8 @@ def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | Non
 
 
 def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int | None:
-    """Return the durable offset. If none is recorded, return the end of the last message that a
-    queue entry points to.
+    """Return the durable offset. If no durable offset is recorded, return the end of the last
+    message that a queue entry points to.
 
     Does not read the log. For a walk over the log, pass the result to :func:`sound_bound`. The
     result is None if:
@@ -246,7 +246,7 @@ class LogFrontier:
     A reader must not read further than the log is known to reach, because later bytes may belong to
     no message of the log. So the end is:
 
-    - with a durable offset: that offset;
+    - if the durable offset is known: the durable offset;
     - if a process has the store open, or may have it open: the end of the unbroken chain of frames;
     - if the store was not shut down cleanly and no process has it open: the end of the last sound
       frame;

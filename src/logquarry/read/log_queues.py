@@ -63,8 +63,8 @@ def count_units(
     found = UnitCount()
     for start in range(0, len(units), _CHUNK):
         part = units[start : start + _CHUNK]
-        # Copy the sizes, because the entries are 20 bytes apart: checks and sums of the copy are
-        # faster.
+        # Copy the sizes. In the entries, two sizes are 20 bytes apart, so checks and sums of the
+        # copy are faster.
         sizes = part["size"].astype(np.int32)
         first, end = int(part["physical_offset"][0]), int(part["physical_offset"][-1])
         whole = min_offset <= first <= end < max_offset and int(sizes.min()) > 0
@@ -85,8 +85,8 @@ class _Counted:
     Attributes:
         files: counts by file number.
         until: the queue offset up to which entries were counted.
-        last: the entry directly before ``until``; None if there is none. If the queue has another
-            entry there later, the topic was recreated.
+        last: the entry directly before ``until``; None if there is none. If the queue later has a
+            different entry in this place, the topic was recreated.
     """
 
     __slots__ = ("files", "last", "until")

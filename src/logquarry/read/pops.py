@@ -45,8 +45,8 @@ _MOST_OF_A_POP: Final = 127
 class Unacknowledged(NamedTuple):
     """Messages of one queue that a group has popped and not acknowledged.
 
-    ``topic`` is the retry topic if the messages were popped from there, for a further delivery.
-    ``oldest`` is the time of the oldest pop, in ms since 1970.
+    ``topic`` is the retry topic if the group popped the messages from the retry topic, as a
+    repeated delivery. ``oldest`` is the time of the oldest pop, in ms since 1970.
     """
 
     group: str
@@ -154,8 +154,8 @@ def _add_check_points(popped: _Popped, frames: Iterable[Frame]) -> None:
 
 
 def _offsets_left(body: dict[str, Any]) -> list[int]:
-    """The queue offsets of a check point whose bits in the field ``bm`` (acknowledged) are not
-    set.
+    """The queue offsets in a check point that are not acknowledged: their bits in the field ``bm``
+    are not set.
     """
     start, bits, steps = _whole(body, "so"), _whole(body, "bm"), body.get("d")
     if not steps:

@@ -186,7 +186,7 @@ class Queue(ABC):
             found = search_time(units[there], low, timestamp, store_time, log_min_offset)
             found = int(there[found]) if found is not None and found >= 0 else found
         # QUIRK: if the search finds no message (-1), Java's result is the queue offset before the
-        # file's first entry, but 0 for the queue's first file: Java rounds -1 byte towards zero.
+        # file's first entry. In the queue's first file, Java rounds this result up to 0.
         return 0 if found is None else max(0, chosen.start + found)
 
     def _segment_by_time(
@@ -278,7 +278,7 @@ class FileQueue(Queue):
     def _use(self, sequence: FileSequence) -> None:
         # The entries of a file whose name is no multiple of the entry size have no queue offsets.
         files = tuple(file for file in sequence.files if file.base % self.entry_size == 0)
-        self.listed = sequence  # also files whose names are no queue offsets
+        self.listed = sequence  # includes files whose names are no queue offsets
         self.sequence = FileSequence(files, sequence.file_size)
         self._tail: tuple[int, int] | None = None
 
@@ -452,7 +452,7 @@ class ConsumeQueue(FileQueue):
         warn_of_missing(self._layout.filesystem.full_path(path), offset)
 
     def warn_of_lost_end(self) -> None:
-        """Warn if entries follow shortly after the queue's end: a page before them was lost."""
+        """Warn if entries follow shortly after the queue's end, because then a page was lost."""
         index, count = self._tail_position()
         if not self.files or self._checked == (index, count) or self._layout.cut_end is not None:
             return
@@ -467,7 +467,7 @@ class ConsumeQueue(FileQueue):
             self.warn_of_gap(self.files[index].base // UNIT_SIZE + count)
 
     def _kept_prefix(self, index: int, written: int, cut: int) -> int:
-        """Count the entries up to the last one that points before ``cut``; 0 if none does."""
+        """Count the entries up to the last entry that points before ``cut``; 0 if there is none."""
         stop = written
         while stop:
             start = max(0, stop - _LARGEST_CHUNK)

@@ -2,7 +2,8 @@
 
 A broker keeps its newest entries in memory, and writes them to the files of RocksDB at a clean
 shutdown, or when there are enough entries. RocksDB also records the physical offset up to which it
-has all entries (the dispatched end). For messages after it, readers make the entries from the log.
+has all entries (the dispatched end). For messages after the dispatched end, readers make the
+entries from the log.
 """
 
 from __future__ import annotations
@@ -125,8 +126,8 @@ class QueueDb:
     def lacks_last(self, key: QueueKey, log_min_offset: int) -> bool:
         """Whether a queue lacks the entry at its end, although its messages have not all expired.
 
-        The broker writes the last entry and the end in one step. It deletes an entry only if the
-        message is before the log's start.
+        The broker writes the last entry and the end in one step. The broker deletes an entry only
+        if the message is before the log's start.
         """
         last, place = self.bounds[key][1]
         if self.next_offset(*key, last, last + 1) == last:
@@ -166,8 +167,8 @@ def _arrays(keys: list[bytes], values: list[bytes]) -> tuple[Int64, RocksEntries
 def open_queues(layout: StoreLayout) -> QueueDb | None:
     """Open the queues in RocksDB; None if readers must make the queues from the log.
 
-    They must if the store has no queues in RocksDB, if the package ``rocksdict`` is missing, or if
-    RocksDB cannot read its files.
+    Readers must do this if the store has no queues in RocksDB, if the package ``rocksdict`` is
+    missing, or if RocksDB cannot read its files.
     """
     folders = rocksdb_folders(layout)
     if not folders or not is_installed():
@@ -216,7 +217,7 @@ def derived_queues(
 
 
 def _with_warnings(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield the events of a walk, and warn of damage: the queues lack the messages in it."""
+    """Yield a walk's events, and warn of damage, because the queues lack the damaged messages."""
     for event in events:
         if isinstance(event, DamagedSpan) and not event.is_tail:
             end = "the queues end there" if event.ends_log else "the queues lack the messages there"
@@ -228,8 +229,8 @@ def _with_warnings(events: Iterable[Event]) -> Iterator[Event]:
 
 
 class RocksQueue(Queue):
-    """A queue in RocksDB. It continues with ``tail``, the entries made from the log after the
-    dispatched end (None: no such entries).
+    """A queue in RocksDB. After the entries in RocksDB, the queue continues with ``tail``: the
+    entries made from the log after the dispatched end (None: no such entries).
 
     With ``is_strict``, damage in RocksDB raises ``CorruptFile``; otherwise entries are missing.
     ``last_place`` is the physical offset of the last message in RocksDB.
@@ -324,8 +325,8 @@ class RocksQueue(Queue):
             yield from self._tail.runs(start, stop)
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, RocksEntries]]:
-        """See :meth:`Queue.rows`. The result ends before the tail, because its entries are not
-        stored.
+        """See :meth:`Queue.rows`. The result ends before the tail, because the tail's entries are
+        not stored.
         """
         for offsets, entries in self._entries(start, min(stop, self._stop)):
             for begin, end in consecutive(offsets):

@@ -1,12 +1,12 @@
 """Plans a read with a filter: which ranges of the log and which slices of consume queues it needs.
 Spark's reads use this plan too.
 
-A read of some topics reads the frames that the entries of their queues point to. It also walks the
-parts of the log that no entry of any queue points to, such as blanks and frames without an entry.
-The result is the same as that of a walk over the whole log. A read by key uses the index in the
-same way. If the queues may be wrong, the read walks the log. Signs of that are a crash (an
-``abort`` file), entries that are not in the order of the log, and entries that point to frames of
-other queues.
+A read of some topics reads the frames that the entries of their queues point to. Such a read also
+walks the parts of the log that no entry of any queue points to, such as blanks and frames without
+an entry. The result is the same as that of a walk over the whole log. A read by key uses the index
+in the same way. If the queues may be wrong, the read walks the log. Signs of wrong queues are a
+crash (an ``abort`` file), entries that are not in the order of the log, and entries that point to
+frames of other queues.
 """
 
 from __future__ import annotations
@@ -352,7 +352,7 @@ class _QueuePlanner:
     def _cheaper_parts(
         self, units: Mapping[ConsumeQueue, Units], gaps: list[LogSplit], min_parts: int
     ) -> list[Part] | None:
-        """Return the parts of a plan that uses queues or the index, if a walk costs more."""
+        """Return the parts of a plan that uses queues or the index; None if a walk costs less."""
         wanted = self.selection.wanted
         cost = int((self.range[1] - self.range[0]) * WORTHWHILE)
         if wanted.keys is not None:

@@ -225,9 +225,10 @@ def _inferred_log_size(layout: StoreLayout, lasts: LastEntries | None) -> int | 
 def _is_cut_short(layout: StoreLayout, lasts: LastEntries | None) -> bool:
     """Whether the only file of the log is shorter than its writer made it.
 
-    The last bytes of a whole log file are zeros or a blank. Other bytes alone prove nothing,
-    because old bytes can follow a blank. So a queue must also point to a message whose end is not
-    in the file, and no blank may fill the rest of the file: then only later files are missing.
+    The last bytes of a complete log file are zeros, a blank, or old bytes after a blank. So if they
+    are neither zeros nor a blank, the file counts as cut short only under two more conditions: a
+    queue points to a message whose end is not in the file, and the file has no blank. A file with a
+    blank is complete, and only later files are missing.
     """
     log = layout.commit_log
     if len(log.files) != 1 or log.has_heads:
@@ -314,8 +315,8 @@ def require_own_settings(layout: StoreLayout, found: list[FileSequence] | None =
     plain = dataclasses.replace(config, max_hash_slot_num=None, max_index_num=None)
     for file in Index(layout.with_config(plain)).files:
         shape = file.shape
-        # A crash may leave a file that is too short for all its entries. It contradicts the
-        # settings only if its number of slots differs.
+        # A crash may leave a file that is too short for all its entries. Such a file contradicts
+        # the settings only if its number of slots differs.
         is_torn = (
             shape is not None
             and layout.has_abort

@@ -125,8 +125,8 @@ class Timers:
         self._by_key: dict[str, list[int]] = {}
 
     def add(self, frame: Frame, queue_offset: int) -> Timer | None:
-        """Add a message. If it is a copy that was put back into the queue, it replaces the earlier
-        copy. Return None if the message can never be delivered.
+        """Add a message. If the message is a copy that was put back into the queue, it replaces the
+        earlier copy. Return None if the message can never be delivered.
         """
         found = timer_of(frame, queue_offset)
         if found is None:
@@ -166,8 +166,8 @@ class Timers:
         return found
 
     def deleted_by(self, one: Timer) -> Iterator[int]:
-        """Yield the queue offsets of the waiting messages that a message deletes. They have the
-        same slot and the same topic.
+        """Yield the queue offsets of the waiting messages that a message deletes. All of them have
+        the same slot and the same topic as this message.
         """
         assert one.deletes is not None
         for key in {one.deletes, one.deletes.removeprefix(timer.delete_key(one.topic, ""))}:
@@ -214,12 +214,12 @@ def _content(frame: Frame, topic: str, queue_id: int) -> bytes:
 class Known(NamedTuple):
     """The deliveries that a caller knows without reading the log.
 
-    ``checks`` are contents of ``timercheck``. A message was delivered if it was in the wheel at the
-    time of such a check, and its slot is before the check's read time. ``delivered`` has further
-    queue offsets of delivered messages. No message with a queue offset before ``first`` waits. The
-    caller knows every delivery whose copy is before the physical offset ``since`` (None: no such
-    offset is known). For a message that was in the wheel, the caller knows the delivery if the copy
-    is before the physical offset ``wheel_since``.
+    ``checks`` are contents of the file ``timercheck`` at different times. If a message was in the
+    wheel when one of them was written, and its slot is before the read time in this content, the
+    message was delivered. ``delivered`` has further queue offsets of delivered messages. No message
+    with a queue offset before ``first`` waits. The caller knows every delivery whose copy is before
+    the physical offset ``since`` (None: no such offset is known). For a message that was in the
+    wheel, the caller knows the delivery if the copy is before the physical offset ``wheel_since``.
     """
 
     checks: Sequence[TimerCheck] = ()
@@ -481,8 +481,8 @@ def _in_wheel(layout: StoreLayout, read_time: int) -> int:
 
 
 def precision(layout: StoreLayout, read_time: int, slots: Records | None = None) -> int:
-    """Return the length of a slot in ms (``timerPrecisionMs``). If it is not configured, infer it
-    from the wheel.
+    """Return the length of a slot in ms (``timerPrecisionMs``). If this length is not configured,
+    infer it from the wheel.
     """
     if layout.config.timer_precision_ms is not None:
         return layout.config.timer_precision_ms

@@ -22,8 +22,8 @@ class LogFeed:
 
     Bytes that were copied from another store's log may end inside a frame. So the caller passes an
     offset to :meth:`vouch` after it has checked that all frames before this offset are whole. The
-    store dispatches only frames before this offset. When it is closed, it removes the bytes after
-    this offset.
+    store dispatches only frames before this offset. When the store is closed, it removes the bytes
+    after this offset.
     """
 
     files: StoreFiles
@@ -54,7 +54,7 @@ class LogFeed:
         """Physical offset up to which other processes may read the log's bytes, and slaves may copy
         them.
 
-        In a slave, this offset is at most the last vouched offset (:meth:`vouch`), because the
+        In a slave, this offset is at most the last offset passed to :meth:`vouch`, because the
         slave has not checked later bytes. The next opening of the store may cut off these bytes.
         Another slave that had already copied them from this store would then have more bytes than
         its master.
@@ -109,15 +109,15 @@ class LogFeed:
     def vouch(self, offset: int) -> None:
         """State that all frames before an offset are whole, and wake the dispatcher.
 
-        After this call, the store dispatches only frames before this offset, and removes the bytes
-        after it when it is closed.
+        After this call, the store dispatches only frames before this offset. When the store is
+        closed, it removes the bytes after this offset.
         """
         self.dispatcher.limit = offset
         self.growth.wake()
 
     def keep(self, durably: bool) -> None:
-        """Save the offset up to which the vouched bytes are synced. The next opening of the store
-        keeps the bytes before this offset.
+        """Save the offset before which all bytes are synced and belong to whole frames
+        (:meth:`vouch`). The next opening of the store keeps the bytes before this offset.
 
         With ``durably``, sync the saved offset too, so that it survives a power cut. This is not
         necessary if all frames are undamaged, because a recovery keeps undamaged frames anyway.
@@ -142,7 +142,8 @@ class LogFeed:
         """Continue the queue offsets after the messages that :meth:`append_data` appended, so that
         puts can follow these messages.
 
-        Raise StoreUnavailable if the bytes end inside a frame: no put may follow them.
+        Raise StoreUnavailable if the appended bytes end inside a frame, because no put may follow
+        such bytes.
         """
         with self._adopting:
             if not self.writer.has_foreign:
@@ -160,7 +161,8 @@ class LogFeed:
             self.writer.adopt(end, self.files.queues.next_offsets)
 
     def cut_unvouched(self) -> None:
-        """Remove the copied bytes of another store's log that are after the last vouched offset.
+        """Remove the copied bytes of another store's log that are after the last offset passed to
+        :meth:`vouch`.
 
         These bytes usually end inside a message. The zeros after them in the file could be mistaken
         for the rest of the message.

@@ -65,9 +65,9 @@ class LogReads(ABC):
         :meth:`StoredMessage.unwrap` returns the messages in it.
 
         Raises:
-            MessageNotFound: if the offset is outside the log, or inside a message or a blank. This
-                also holds for an offset after the log's end, even if the bytes there look like a
-                message.
+            MessageNotFound: if the offset is outside the log, or inside a message or a blank. The
+                same error is raised for an offset after the log's end, even if the bytes there look
+                like a message.
             CorruptFrame: if the bytes at that offset are damaged.
         """
         self._require_open()

@@ -165,7 +165,8 @@ class _NeedsWriter:
         raise ReadOnlyStore.of(store.root)
 
 
-# A __getattr__ of the reader would also do, but would slow down the lookup of all its attributes.
+# A method __getattr__ could replace this loop, but would make each access to a reader's attribute
+# slower.
 _ONLY_OF_WRITERS = frozenset(
     name for name in set(dir(StoreWriter)) - set(dir(StoreReader)) if not name.startswith("_")
 )

@@ -41,7 +41,8 @@ from logquarry.units import Progress
 class QueueOverview:
     """A queue, and its messages that are still in the log.
 
-    ``messages`` is their number and ``bytes`` their total size; None if unknown.
+    ``messages`` is the number of these messages, and ``bytes`` is their total size; None if
+    unknown.
     """
 
     topic: str
@@ -203,8 +204,8 @@ def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -
     blanks = files * (largest + frame.BLANK.size)
     end = max(end, found.min_offset)
     complete = end - found.min_offset - total <= blanks
-    # In a live store, the queues may lack the newest messages: the dispatcher is some milliseconds
-    # late.
+    # In a live store, the queues may lack the newest messages, because the dispatcher adds them
+    # some milliseconds later.
     if found.state != "live" and end < found.max_offset:
         next_one = log.sound_frame_at(end, check_crc=False)
         is_queued = next_one is not None and sys_flag.advances_queue(next_one.sys_flag)

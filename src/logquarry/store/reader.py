@@ -168,7 +168,8 @@ class BaseReader(StoreReads):
     def has_queue_files(self) -> bool:
         """Whether any queue file has an entry.
 
-        If none has, the reader uses the queues in RocksDB, or computes the queues from the log.
+        If no queue file has an entry, the reader uses the queues in RocksDB, or computes the queues
+        from the log.
         """
         return self._found.has_queue_files
 
@@ -250,7 +251,7 @@ class BaseReader(StoreReads):
         return self._getter.get(queue, offset, max_count, wanted)
 
     def _may_have_grown(self, queue: Queue | None, offset: int) -> bool:
-        """Whether ``offset`` may have been added since the reader listed the files."""
+        """Whether an entry at ``offset`` may have been added since the reader listed the files."""
         if queue is None:
             return True
         if offset < queue.max_offset or not isinstance(queue, FileQueue):
@@ -275,7 +276,8 @@ class BaseReader(StoreReads):
         from logquarry.store.consumer.registry import Consumers
         from logquarry.store.consumer.source import PolledArrivals, PolledQueueReader
 
-        # Keep the offsets in memory: another process may write the store and its offset file.
+        # Keep the offsets in memory, because another process may write the store and its offset
+        # file.
         disk, files = Disk(), self.layout.filesystem
         root = files.local_path("") if isinstance(files, LocalFileSystem) else Path(self.root)
         offsets = ConsumerOffsets(disk, root)
@@ -377,7 +379,9 @@ class LiveStore(StoreReads, SingleCalls):
 
     @property
     def has_queue_files(self) -> bool:
-        """True: the dispatcher keeps the queues, so they need not be computed from the log."""
+        """Always true, because the dispatcher writes the queues, so they are never computed from
+        the log.
+        """
         return True
 
     def queues(self) -> tuple[tuple[str, int], ...]:
@@ -393,12 +397,14 @@ class LiveStore(StoreReads, SingleCalls):
             return self._engine.queues.get(topic, queue_id)
         except StoreUnavailable:
             self._require_open()
-            # After a failed sync, or if the disk is full, a queue cannot be opened for writing. Its
-            # files can still be read, so open them only for reading.
+            # After a failed sync, or if the disk is full, a queue cannot be opened for writing. The
+            # queue's files can still be read, so open them only for reading.
             return self._unopened_queue(topic, queue_id)
 
     def _queues_for_state(self) -> list[Queue]:
-        """Return all queues. Open no further queue for writing: there may be thousands."""
+        """Return all queues. Open no further queue for writing, because a store may have thousands
+        of queues.
+        """
         engine, layout = self._engine, self._new_layout()
         found: list[Queue | None] = []
         for key in self.queues():
@@ -428,8 +434,8 @@ class LiveStore(StoreReads, SingleCalls):
         layout, stop = self._new_layout(), self._engine.log.max_offset
         last = layout.commit_log.at(stop - 1) if stop > layout.commit_log.start else None
         if last is not None and last.base + last.size < stop:
-            # The last file is too short, so another program has truncated it: do not treat its end
-            # as a tail that this writer left.
+            # The last file is too short, so another program has truncated it. So do not treat its
+            # end as a tail that this writer left.
             layout.writer_end = stop
         return layout, stop
 

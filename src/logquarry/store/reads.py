@@ -152,7 +152,7 @@ class StoreReads(LogReads):
         """Return one queue; None if the store has no such queue."""
 
     def _readable_queue(self, topic: str, queue_id: int) -> Queue | None:
-        """Like :meth:`queue`; UnsupportedStore if the queue cannot be read by queue offset."""
+        """Like :meth:`queue`, but raises UnsupportedStore if the queue cannot be read by offset."""
         return self.queue(topic, queue_id)
 
     def queue_offsets(self, topic: str, queue_id: int) -> QueueOffsets:
@@ -209,7 +209,7 @@ class StoreReads(LogReads):
 
     @cached_property
     def _bulk_getter(self) -> MessageGetter:
-        """The getter for consumers: its limits are larger than those of a ``get``."""
+        """The getter for consumers, which has larger limits than a ``get``."""
         # Import late, because the import takes 0.1 s.
         from logquarry.store.consumer.source import AT_ONCE
 
@@ -309,7 +309,7 @@ class StoreReads(LogReads):
                 match.
             since: earliest store time: milliseconds since 1970, a datetime, or ISO 8601 text as
                 for ``--since``. A time without a zone is UTC.
-            until: store time before which the messages must be stored.
+            until: the messages must be stored before this store time.
             on_damage: with ``default``, damage raises an error, unless it is a torn tail (an
                 incomplete last message). :data:`logquarry.log.batches.OnDamage` explains ``stop``,
                 ``skip`` and ``fail``.
@@ -380,7 +380,7 @@ class StoreReads(LogReads):
 
     @abstractmethod
     def _bulk_layout(self) -> tuple[StoreLayout, int | None]:
-        """Return the layout to read, and the physical offset at which to stop, or None."""
+        """Return the layout to read, and the physical offset at which to stop (None: no limit)."""
 
     # --------------------------------------------------------------------------------- consumers
     def consumer(
@@ -415,8 +415,8 @@ class StoreReads(LogReads):
             topics: the topics. A topic that does not exist yet is allowed.
             tags: the tags to match, such as ``paid`` or ``paid || sent``; None or ``*`` for all
                 messages.
-            sql: an SQL92 filter over the properties, such as ``a > 3 AND b = 'x'``; not with
-                ``tags``.
+            sql: an SQL92 filter over the properties, such as ``a > 3 AND b = 'x'``. Cannot be
+                combined with ``tags``.
             start: where the group starts in a topic in which it has no offsets: ``earliest``,
                 ``latest``, ``timestamp``, or a store time (milliseconds or a datetime).
             timestamp: for ``start="timestamp"``, the store time, as for :meth:`scan`.
@@ -453,7 +453,7 @@ class StoreReads(LogReads):
 
     @property
     def _consumers(self) -> Consumers:
-        # All calls must share one object: two objects would assign the same queue to two consumers.
+        # All calls must share one object. Two objects would assign the same queue to two consumers.
         with self._consumers_lock:
             if self._has_closed_consumers:
                 # Closing the store may take minutes. A consumer made during this time would not be

@@ -113,8 +113,8 @@ class Services:
                 f"{self._engine.root}: it is a slave: its master delivers delayed messages"
             )
         if self._made_deliveries is None:
-            # Do not hold the lock during this wait: the dispatcher may call a listener that needs
-            # the lock to use a service.
+            # Do not hold the lock during this wait, because the dispatcher may call a listener that
+            # needs the lock to use a service.
             self._wait_dispatched()
         with self._lock:
             self._require_open()

@@ -170,8 +170,8 @@ class CallCounter:
 
     def put(self, topic: str, result: PutResult, seconds: float) -> None:
         """Count a put after its message was written to the log."""
-        # In compiled code, calling the method through the class is faster than through ``self``:
-        # the call does not check whether a subclass overrides the method.
+        # In compiled code, calling the method through the class is faster than through ``self``,
+        # because the call does not check whether a subclass overrides the method.
         counts = CallCounter.counts(self)
         if cython.compiled:
             fields = cython.cast(tuple, result)
@@ -272,7 +272,7 @@ class _Count:
 def _batch_arguments(
     messages: Sequence[Message] | None, wire: bytes | None, field: str
 ) -> tuple[Sequence[Message] | None, bytes | None]:
-    # A list is not checked here: the code that encodes its messages checks each of them.
+    # A list is not checked here, because the code that encodes its messages checks each of them.
     if messages is not None and type(messages) is not list:
         messages = require_messages(messages, field)
     if wire is not None and type(wire) is not bytes:
@@ -374,8 +374,8 @@ class SingleCalls:
         took = (ticks_ns() - began) / 1e9 if cython.compiled else _monotonic() - began
         if took > _SLOW:
             log_slow(took, len(message.body), result)
-        # In compiled code, calling the method through the class is faster than through the object:
-        # the call does not check whether a subclass overrides the method.
+        # In compiled code, calling the method through the class is faster than through the object,
+        # because the call does not check whether a subclass overrides the method.
         CallCounter.put(self._counter, topic, result, took)
         return result
 

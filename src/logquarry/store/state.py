@@ -246,7 +246,7 @@ def _half_messages(
 
 
 def _consumer_lag(table: ConsumerTable, queues: list[Queue]) -> tuple[GroupLag, ...]:
-    # A store can have a million of groups, so do as little as possible for each.
+    # A store can have a million groups, so do as little as possible for each group.
     bounds: dict[str, dict[int, tuple[int, int]]] = {}
     for queue in queues:
         bounds.setdefault(queue.topic, {})[queue.queue_id] = queue.bounds()
@@ -324,7 +324,8 @@ class Transactions:
         put_back: number of half messages that the checker replaced by a copy, or stopped checking.
         open: the half messages that have not ended.
         unreadable: number of queue entries of the half topic whose message in the log is damaged or
-            deleted. In a store of 3.x: number of open transactions with such a PREPARED message.
+            deleted. In a store of 3.x: number of open transactions whose PREPARED message is
+            damaged or deleted.
     """
 
     committed: int = 0

@@ -24,8 +24,9 @@ _MS: Final = 1_000
 
 
 class Rates(NamedTuple):
-    """Averages per second over the last 10, 60 and 600 seconds, or since the opening if it was
-    later."""
+    """Averages per second over the last 10, 60 and 600 seconds. If the store was opened only after
+    the start of this time, the average begins at the opening.
+    """
 
     last_10_s: float
     last_60_s: float
@@ -119,7 +120,7 @@ class StatsRecorder(CallCounter):
     def put_many(self, result: PutManyResult, seconds: float) -> None:
         """Count the messages of one bulk put.
 
-        The time for which it held the log's lock is not measured.
+        The time for which the put held the log's lock is not measured.
         """
         counts = self.counts()
         for topic, (messages, size) in result.topics.items():
@@ -144,7 +145,8 @@ class StatsRecorder(CallCounter):
         """
         entry = self._entry(self.total())
         self._samples.append(entry)
-        # Keep one sample that is older than the longest of the `WINDOWS`, to compute its rate.
+        # Keep one sample that is older than the longest of the `WINDOWS`, to compute the rate over
+        # this window.
         while len(self._samples) > 2 and self._samples[1][0] <= entry[0] - WINDOWS[-1]:
             self._samples.popleft()
 

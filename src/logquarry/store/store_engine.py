@@ -9,7 +9,7 @@
                                  readers
 
 When a store is opened, the engine takes the lock, reads the files, and creates the file ``abort``.
-Only then does it change other files. Closing runs these steps in reverse order. It deletes
+Only then does it change other files. Closing runs these steps in reverse order. Closing deletes
 ``abort`` only if the next opening needs no recovery.
 """
 
@@ -84,8 +84,8 @@ class StoreEngine:
 
     A recovery during the opening may lose at most ``accept_loss`` bytes of messages; None allows
     only a small share. The constructor raises the errors of
-    :meth:`~logquarry.store.message_store.MessageStore.open`. It also raises CorruptStore if a file
-    violates the format.
+    :meth:`~logquarry.store.message_store.MessageStore.open`. The constructor also raises
+    CorruptStore if a file violates the format.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class StoreEngine:
         self._has_property_crc = check_openable(root, config, accept_loss)
         disk.make_folders(root)
         with ExitStack() as undo:
-            # The steps of `_end` run last, in reverse order: after closing, or after a failed
+            # The steps of `_end` run last, in reverse order, both after a close and after a failed
             # opening. A step can be repeated. After a failed opening, the user has no store to
             # close. So if Ctrl-C interrupts a step, the next callback repeats this step, and then
             # runs the other steps.
@@ -173,8 +173,8 @@ class StoreEngine:
         try:
             found = open_check.find_store(root, config)
         except open_check.NeedsRecovery as error:
-            # Log only the text of the error: the error object would keep all files open that were
-            # read.
+            # Log only the text of the error, because the error object would keep all files open
+            # that were read.
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root, config)
             restore_names(StoreLayout.open(root, config), self.disk)
@@ -242,8 +242,8 @@ class StoreEngine:
 
     def _next_offsets(self, found: open_check.StoreFound) -> dict[QueueKey, int]:
         """Return the next queue offset of each queue, from which the log's writer continues."""
-        # As in a new store, the schedule topic's queues start at 0. If such a queue has files, its
-        # own next offset replaces the 0.
+        # As in a new store, the schedule topic's queues start at 0. If such a queue has files, the
+        # next offset in these files replaces the 0.
         levels = range(len(self.config.delay_levels_ms))
         offsets = {(props.SCHEDULE_TOPIC, level): 0 for level in levels}
         offsets |= self.queues.next_offsets()
@@ -371,8 +371,8 @@ class StoreEngine:
     def close(self) -> None:
         """Close the store, cleanly if possible. A second call does nothing.
 
-        If a listener or a callback of a put calls this method, it raises UsageError: the thread of
-        the listener would have to wait for its own end.
+        If a listener or a callback of a put calls this method, it raises UsageError, because the
+        thread of the listener would have to wait for its own end.
         """
         if self.health.is_forked:
             return
@@ -382,9 +382,9 @@ class StoreEngine:
             try:
                 if Refusal.CLOSED not in self.flags.refusals:
                     self.flags.set(Refusal.CLOSED)
-                    # A put may have passed the check of the flags just before. Do not wait for it:
-                    # the log refuses its message. Its caller may be a listener or a callback, whose
-                    # thread must end now.
+                    # A put may have passed the check of the flags just before. Do not wait for this
+                    # put, because the thread of the put may be that of a listener or a callback,
+                    # which must end now. The log refuses the put.
                     self.writer.end()
                     if not self._close_in_order():
                         logger.error("%s: the next opening has to recover the store", self.root)
@@ -457,8 +457,8 @@ def check_openable(root: Path, config: StoreConfig, accept_loss: int | None = No
     except BrokenLink:
         raise
     except StoreNotFound:
-        # The folder has no store yet, so it has no unsupported features. If it contains other
-        # files, check_folder below raises an error.
+        # The folder has no store yet, so it has no unsupported features. If the folder contains
+        # other files, check_folder below raises an error.
         is_new, unsupported = True, None
         has_property_crc = is_on(config, "enabledAppendPropCRC")
     else:
@@ -487,11 +487,11 @@ def check_openable(root: Path, config: StoreConfig, accept_loss: int | None = No
 
 
 def _require_outside_of_stores(root: Path) -> None:
-    """Raise UsageError if a new store would lie in another store: RocketMQ can refuse to start
-    while an unknown folder is in its store.
+    """Raise UsageError if a new store would lie in another store, because RocketMQ can refuse to
+    start while an unknown folder is in its store.
     """
     for folder in root.resolve().parents:
-        # A folder that has only a log is no store: storePathCommitLog can name any place.
+        # A folder that has only a log is no store, because storePathCommitLog can name any folder.
         parts = CONSUME_QUEUE, CHECKPOINT, ABORT, LOCK
         if (folder / COMMIT_LOG).is_dir() and any((folder / name).exists() for name in parts):
             reason = f"a new store cannot lie in the store {folder}"

@@ -106,8 +106,8 @@ class BaseWriter(LiveStore):
             engine.close()
             raise
         close_at_exit(store)
-        # A slave does not deliver: its master delivers, and the slave receives the delivered
-        # messages.
+        # A slave does not deliver, because its master delivers, and the slave receives the
+        # delivered messages.
         if engine.config.deliver_delayed and engine.config.broker_role != "SLAVE":
             try:
                 store.start_delivery()
@@ -149,7 +149,7 @@ class BaseWriter(LiveStore):
         """Put unchanged messages from another store; see :meth:`ManyWriter.put_stored`.
 
         With ``keep_times``, the messages keep their store times. Store times must not decrease in a
-        log: a time before the store time of the log's last message is replaced by that time.
+        log. So a time before the store time of the log's last message is replaced by that time.
         """
         least = self._last_time() if keep_times else None
         return self._put_many(lambda: self._many.put_stored(batch, least))
@@ -184,8 +184,8 @@ class BaseWriter(LiveStore):
         rest of the frame before any put.
 
         Returns:
-            Whether the bytes were appended. They are appended only if the log ends at ``offset``,
-            or if it is empty and ``offset`` is the start of a file.
+            Whether the bytes were appended. The bytes are appended only if the log ends at
+            ``offset``, or if the log is empty and ``offset`` is the start of a file.
 
         Raises:
             StoreUnavailable: if the store was closed, or the write failed.
@@ -223,8 +223,8 @@ class BaseWriter(LiveStore):
 
         Raises:
             StoreError: the error that prevents the dispatch of the log.
-            UsageError: if a listener calls this method: it runs in the dispatcher's thread, which
-                would wait for itself.
+            UsageError: if a listener calls this method, because the dispatcher's thread, which runs
+                the listener, would wait for itself.
         """
         self._require_open()
         offset = arguments.optional(arguments.offset, offset, "offset")
@@ -258,7 +258,7 @@ class BaseWriter(LiveStore):
         return made
 
     def _release_views(self) -> None:
-        # Release the views of deleted files: a view keeps the file's disk space in use.
+        # Release the views of deleted files, because a view keeps the file's disk space in use.
         self._release_bytes()
         self._live_log.close()
 
@@ -272,8 +272,8 @@ class BaseWriter(LiveStore):
         """Call a function whenever new messages can be consumed (``MessageArrivingListener``).
 
         The dispatcher's thread calls the function once for each queue to which it has added
-        messages. The function must return quickly, and must not wait for the dispatcher. If it
-        raises an exception, the dispatcher logs the exception and continues.
+        messages. The function must return quickly, and must not wait for the dispatcher. If the
+        function raises an exception, the dispatcher logs it and continues.
         """
         self._require_open()
         self._engine.listeners.add(arguments.function(listener, "listener"))
@@ -324,7 +324,7 @@ class BaseWriter(LiveStore):
         return self._open_services.deliver_due()
 
     def transaction(self, message: Message, group: str = DEFAULT_PRODUCER_GROUP) -> Transaction:
-        """Return a transaction. Its message can be consumed only after a commit.
+        """Return a transaction. Consumers get the transaction's message only after a commit.
 
         ::
 
@@ -338,8 +338,8 @@ class BaseWriter(LiveStore):
         message ends the transaction (:meth:`start_transaction_checks`).
 
         Args:
-            message: the message to put at a commit. It must not have a delay.
-            group: the name of the producer group that a broker asks about the transaction, if the
+            message: the message to put at a commit. The message must not have a delay. group: the
+            name of the producer group that a broker asks about the transaction, if the
                 message does not name one in PGROUP.
 
         Raises:
@@ -410,7 +410,7 @@ class BaseWriter(LiveStore):
 
     @property
     def subscription_groups(self) -> ConfigFile:
-        """``config/subscriptionGroup.json``. Each access makes an object, so keep the first one."""
+        """``config/subscriptionGroup.json``. Each access makes a new object, so keep the first."""
         self._require_open()
         from logquarry.disk.config_file import SUBSCRIPTION_GROUPS, ConfigFile
 
@@ -460,8 +460,8 @@ class BaseWriter(LiveStore):
                 thread would have to wait for its own end.
         """
         if not self._health.is_forked:
-            # Check the calling thread before anything is closed: closing waits for the threads of
-            # the store, and so must not run in one of them.
+            # Check the calling thread before anything is closed, because closing waits for the
+            # threads of the store, and so must not run in one of them.
             if self._services.is_current or self._engine.is_current:
                 raise UsageError("a listener or callback cannot close the store that calls it")
             self._close_consumers()

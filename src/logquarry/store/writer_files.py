@@ -147,7 +147,8 @@ class StoreFiles:
     def derived(self) -> Iterator[Flushable]:
         """Yield the parts whose content comes from the log: topics, queues, transactions, index."""
         if self.topics is not None:
-            # Sync the topics first: a broker serves a queue only if its topic is in the table.
+            # Sync the topics first, because a broker serves a queue only if its topic is in the
+            # table.
             yield self.topics
         yield from self.queues
         if self.transactions is not None:
@@ -197,7 +198,7 @@ class Housekeeping(Service):
             try:
                 self._abort.make()
             except StoreUnavailable as error:
-                # Creating it fails if the disk is full. The next run then tries again.
+                # The creation of the file fails if the disk is full. Then the next run tries again.
                 self.health.require_writable()
                 logger.warning("the file abort cannot be restored: %s", error)
         if self._index is not None:

@@ -149,7 +149,8 @@ def prefetch(typingctx: Any, address: Any) -> Any:
             (_BYTE.as_pointer(),),
             ir.FunctionType(ir.VoidType(), (_BYTE.as_pointer(), word, word, word)),
         )
-        # 0: a read; 3: keep the line in all caches; 1: the data cache.
+        # The last three arguments mean: prefetch for a read (0), keep the line in all caches (3),
+        # and use the data cache (1).
         builder.call(instruction, (pointer, word(0), word(3), word(1)))
         return context.get_dummy_value()
 
@@ -428,7 +429,7 @@ _CRC_TABLE = _crc_table()
 @kernel
 def crc32(function: int, address: int, count: int) -> int:
     """Return the CRC-32 of ``count`` bytes. ``function`` is the address of a C function that
-    computes the CRC. If it is 0, this kernel computes the CRC itself.
+    computes the CRC. If ``function`` is 0, this kernel computes the CRC itself.
     """
     if function != 0:
         return call_crc32(function, address, count)

@@ -318,9 +318,9 @@ def gather(
     out64: Array,
 ) -> None:
     """Copy 32-bit fields to ``out32`` (fields, n). Multiply 64-bit fields by a factor, and copy
-    them to ``out64``. If the factor of a field is not 1, its item of ``most`` limits the values, so
-    that no product exceeds 64 bits: values above the limit, or below the negative limit, are
-    replaced by this limit.
+    them to ``out64``. If the factor of a field is not 1, the field's item in ``most`` limits the
+    values, so that no product exceeds 64 bits. A value above the limit is replaced by the limit,
+    and a value below the negative limit by the negative limit.
 
     One call reads all fields, so that each frame's head is fetched from memory only once.
     """

@@ -150,8 +150,8 @@ def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int
     """Give each distinct value (int64) a number, in order of first appearance, and return the count
     of distinct values.
 
-    ``table`` (int32) is the hash table. It must be longer than ``found``, its length must be a
-    power of two, and it must be filled with -1. ``found`` (int64) holds the distinct values;
+    ``table`` (int32) is the hash table. ``table`` must be longer than ``found``, its length must be
+    a power of two, and it must be filled with -1. ``found`` (int64) holds the distinct values;
     ``ids`` holds the number of each value. Returns -1 if ``found`` is too short for all distinct
     values.
     """
@@ -247,8 +247,8 @@ def batch_frames(
 ) -> tuple[int, int, int]:
     """Write the frames of the messages in a wire form, or only compute their sizes.
 
-    Returns the number of frames, their bytes, and the bytes of their bodies. The number is -1 if
-    the pure-Python version would refuse the batch.
+    Returns the number of frames, their bytes, and the bytes of their bodies. The number of frames
+    is -1 if the pure-Python version would refuse the batch.
 
     Args:
         topic, shared: uint8; TOPICLEN with the topic, and the properties of the batch.
@@ -381,11 +381,11 @@ def place_staged(
 def same_staged(
     source: int, start: int, stop: int, address: int, position: int, end: int
 ) -> tuple[int, int, int]:
-    """Count how many of the staged frames from ``start`` on are also in a file of the log, from
-    ``position`` on.
+    """Compare the staged frames from ``start`` on with the frames in a file of the log from
+    ``position`` on, and count the equal frames before the first difference.
 
-    Returns the position after these frames among the staged frames, the position after them in the
-    file, and their number. ``end`` is the end of the file's written bytes.
+    Returns the position after the equal frames among the staged frames, the position after them in
+    the file, and their number. ``end`` is the end of the file's written bytes.
     """
     count = 0
     while stop - start >= mem.FIXED_V1 and end - position >= mem.FIXED_V1:

@@ -1,11 +1,11 @@
 """The kernels of the dispatcher: :func:`follow` reads the log, and the others write the entries of
 queues and index, and check the chains of an index file.
 
-:func:`follow` checks and decodes each frame in one pass. It cannot decode two kinds of frames:
-frames whose text is not UTF-8, and frames of the schedule topic whose DELAY is not one to nine
-digits. It only counts such frames, and the caller decodes them with the pure-Python version (the
-reference). To do the same as RocketMQ's recovery (``as_java``), :func:`follow` stops at a sound
-frame that Java might not accept as a message.
+:func:`follow` checks and decodes each frame in one pass. The kernel cannot decode two kinds of
+frames: frames whose text is not UTF-8, and frames of the schedule topic whose DELAY is not one to
+nine digits. The kernel only counts such frames, and the caller decodes them with the pure-Python
+version (the reference). With ``as_java``, :func:`follow` must give the same results as RocketMQ's
+recovery. So it stops at a sound frame that Java might not accept as a message.
 """
 
 from __future__ import annotations
@@ -289,13 +289,14 @@ def check_chains(
     pointer of each slot to its newest entry.
 
     ``entries`` and ``table`` are the addresses of the first entry and of the first slot. ``newest``
-    (int32, one element per slot, filled with 0) gets the number of each slot's newest entry, as the
-    entries show it. Entries have numbers from 1 on; 0 means no entry.
+    (int32, one element per slot, filled with 0) gets the number of each slot's newest entry. The
+    kernel finds this number in the entries, not in the slots. Entries have numbers from 1 on; 0
+    means no entry.
 
     Returns how many entries have a wrong pointer, the index of the first such entry (from 0), and
     the number of the entry to which its pointer should point; then how many slots have a wrong
-    pointer, and the index of the first such slot. If all pointers of the entries or of the slots
-    are right, their indexes and numbers are -1.
+    pointer, and the index of the first such slot. If no entry has a wrong pointer, the index and
+    the number of the entry are -1. If no slot has a wrong pointer, the index of the slot is -1.
     """
     wrong = wrong_slots = 0
     first = expected = first_slot = -1
@@ -338,8 +339,9 @@ def group_units(
         queue = requests[r.QUEUE, i]
         if queue >= 0:
             ends[queue + 1] += 1
-    # Each queue's item of ``ends`` now has the number of its entries. Replace it by the start of
-    # these entries. The next loop advances the start until it is their end.
+    # Each queue's item of ``ends`` is now the number of the queue's entries. Replace this number by
+    # the position of the queue's first entry. The next loop adds 1 to the position for each entry,
+    # so after this loop it is the end of the queue's entries.
     total = np.int64(0)
     for queue in range(queue_count):
         size = ends[queue + 1]

@@ -98,8 +98,8 @@ def _least(a: int, b: int) -> int:
     return a if a < b else b
 
 
-# The kernel runs only for microseconds, so it does not release the GIL. If it did, another thread
-# could take the GIL, and the kernel might wait milliseconds to get it back.
+# The kernel runs only for microseconds, so it does not release the GIL. If the kernel released the
+# GIL, another thread could take the GIL, and the kernel might wait milliseconds to get it back.
 @partial(kernel, nogil=False)
 def get_frames(
     units: int,
@@ -117,8 +117,8 @@ def get_frames(
 
     Args:
         units: address of ``count`` queue entries; ``count`` must be at least 1.
-        memory_start: for a message at a lower physical offset, the limits of a message on disk
-            apply.
+        memory_start: physical offset from which on messages count as in memory. For earlier
+            messages, the limits for messages on disk apply.
         wanted: address of the tags that the consumer requests; 0 for all tags.
         room: number of bytes that ``scratch`` can hold.
     """
@@ -166,7 +166,7 @@ def get_frames(
             return r.NOT_SOUND
         if mem.load_i32(frame + HEAD.sys_flag) & _INNER_BATCH == _INNER_BATCH:
             # The frame is an inner batch. The pure-Python version finds the message with the
-            # requested queue offset in it.
+            # requested queue offset in the batch.
             return r.NOT_SOUND
         if wanted != 0:
             props, props_length = frame + row[r.PROPS_AT], row[r.PROPS_LENGTH]
@@ -192,7 +192,7 @@ def frame_rows(frames: int, count: int, out: int) -> None:
         frame = frames + at
         size = np.int64(mem.load_i32(frame))
         place = mem.load_i64(frame + HEAD.physical_offset)
-        # The frame was already checked. This call only finds the positions of its parts.
+        # The frame was already checked. This call only finds the positions of the frame's parts.
         check_frame(frame, 0, size, size, place, 0, False, row)
         store_time = frame + mem.store_time_at(mem.load_i32(frame + HEAD.sys_flag))
         body_at = at + row[r.BODY_AT]

@@ -104,10 +104,10 @@ def mark_named(
 ) -> None:
     """Mark the frames that have a property with a given name (Horspool's search).
 
-    The search compares the name with as many bytes of a frame. If these bytes are not a property
-    with this name, the search advances by ``shifts[b]``, where b is the last of the compared bytes.
-    ``shifts[b]`` is the distance between two bytes of the name: its last byte, and the last b
-    before this byte. If there is no such b, it is the length of the name.
+    The search compares the name with an equally long piece of the property string. If the piece is
+    not a property with this name, the search advances by ``shifts[b]``, where b is the last byte of
+    the piece. If the name contains the byte b before its last byte, ``shifts[b]`` is the distance
+    from the last such b to the name's last byte. Otherwise it is the length of the name.
     """
     size = name.shape[0]
     for i in range(count):
@@ -147,8 +147,8 @@ def parse_properties(
     With ``want_pairs``, ``pairs`` (int32 (4, m)) gets the start and the length of each key, and of
     its value. A repeated key of a frame gets only one pair, with the last value. ``pair_offsets``
     gets the index of each frame's first pair. ``table`` and ``stamps`` are int32 scratch arrays for
-    a hash table. Their length must be a power of two, and at least twice the number of pairs in any
-    frame. ``stamps`` must be filled with 0.
+    a hash table. The length of both must be a power of two, and at least twice the number of pairs
+    in any frame. ``stamps`` must be filled with 0.
     """
     used = 0
     mask = table.shape[0] - 1

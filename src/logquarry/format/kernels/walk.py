@@ -42,9 +42,9 @@ def check_frame(
     its row to ``row``.
 
     ``address`` is the address of the window, the part of the log that can be read; ``window`` is
-    its length. ``base`` is the physical offset of its first byte. ``end`` is the end of the log
-    file, counted from the start of the window, and is at least ``window``. Returns REACHED_STOP for
-    a sound frame, else another code.
+    its length. ``base`` is the physical offset of the window's first byte. ``end`` is the end of
+    the log file, counted from the start of the window, and is at least ``window``. Returns
+    REACHED_STOP for a sound frame, else another code.
     """
     left = end - position
     here = window - position

@@ -40,8 +40,8 @@ class _Slot:
         done: all messages below this queue offset are handled.
         given: number of queue offsets, counted from ``done``, whose messages the caller has
             received but not handled yet.
-        committed: the queue offset of the last explicit ``commit``. If it is higher than ``done``,
-            the consumer commits it instead of ``done``.
+        committed: the queue offset of the last explicit ``commit``. If ``committed`` is higher than
+            ``done``, the consumer commits ``committed`` instead of ``done``.
     """
 
     __slots__ = ("committed", "done", "given", "key")
@@ -251,8 +251,8 @@ class Consumer:
         """Mark all returned messages as handled."""
         messages, self._messages = self._messages, None
         if messages is not None:
-            # Close the iterator: it has read a batch ahead, and must not return the rest of the
-            # batch.
+            # Close the iterator, because it has read a batch ahead, and must not return the rest of
+            # this batch.
             messages.close()  # type: ignore[attr-defined]
         for slot in list(self._slots.values()):
             # Set `given` to 0 before `done` increases. If another thread saves the offsets between
@@ -276,7 +276,7 @@ class Consumer:
         return None
 
     def _look(self, max_count: int) -> _Found | None:
-        """Read the queues by turns until a queue has messages that match; return these messages."""
+        """Read the queues in turn until a queue has messages that match; return these messages."""
         # If the assignment changes after this line, `disturb` sets `_is_disturbed`, and `_give`
         # discards the rest of the messages that are read below.
         self._is_disturbed = self._has_more = False
@@ -396,7 +396,8 @@ class Consumer:
         with self._lock:
             self._slots[old.key] = slot
             self._turns = [slot if other is old else other for other in self._turns]
-            # `old.key` has the checked arguments: a NumPy integer cannot be written as JSON.
+            # Use the checked arguments in `old.key`. The caller may have passed a NumPy integer,
+            # which cannot be written as JSON.
             topic, queue_id = old.key
             self._progress.offsets.commit(topic, self.group, queue_id, offset)
         self._is_disturbed = True
@@ -441,9 +442,10 @@ class Consumer:
         ``%DLQ%group``.
 
         Args:
-            delay_level: level of the delay until the group gets the message again. If it is None or
-                0, the first delay is level 3 (10 s), and each further delay is one level higher. A
-                level below 0 puts the message into ``%DLQ%group`` at once.
+            delay_level: level of the delay until the group gets the message again. If
+                ``delay_level`` is None or 0, the first delay is level 3 (10 s), and each further
+                delay is one level higher. A level below 0 puts the message into ``%DLQ%group`` at
+                once.
 
         Raises:
             StoreUnavailable: if the store accepts no messages.

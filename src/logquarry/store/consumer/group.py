@@ -50,8 +50,9 @@ def lag_of(low: int, high: int, offset: int) -> int:
     """Count the messages that a group with a committed ``offset`` gets from a queue.
 
     The queue has the queue offsets from ``low`` to ``high``, without ``high``. If the offset is
-    outside of the queue, count from the offset to which the consumer moves, as in RocketMQ: a queue
-    that begins at 0 and ends before the offset may be a new queue of that name.
+    outside of the queue, count from the offset to which the consumer moves, as in RocketMQ. If the
+    queue begins at 0 and ends before the offset, the consumer moves to 0, because the queue may be
+    a new queue of the same name.
     """
     if offset > high:
         return 0 if low else high

@@ -205,7 +205,7 @@ class LostOffsets:
         ]
         aside = quarantine(root, CONFIG)
         self._aside = sorted(aside.glob(f"{name}*")) if aside.is_dir() else []
-        # Read the time now: later saves of the offsets change it.
+        # Read the time now, because later saves of the offsets change it.
         self.saved_at = self._find_saved_at()
 
     @property
@@ -225,10 +225,10 @@ class LostOffsets:
     def is_lost(self, group: str, topic: str, *, has_others: bool) -> bool:
         """Whether a group's offsets in a topic are lost.
 
-        They are lost if a torn or quarantined offset file names the group and the topic. If the
-        group has no offsets in other topics (``has_others`` is False), any trace of the group is
-        enough: its retry or dead-letter topic, or its name in such a file or in the broker's list
-        of groups.
+        The offsets are lost if a torn or quarantined offset file names the group and the topic. If
+        the group has no offsets in other topics (``has_others`` is False), any trace of the group
+        is enough: its retry or dead-letter topic, or its name in such a file or in the broker's
+        list of groups.
         """
         if self._has_offsets and not self.files:
             return False

@@ -73,8 +73,8 @@ class Arrivals:
         event = asyncio.Event()
 
         def tell() -> None:
-            # If the event loop is already closed, ignore the error: it must not reach the thread
-            # that calls wake().
+            # If the event loop is already closed, ignore the error, because it must not reach the
+            # thread that calls wake().
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(event.set)
 
@@ -89,7 +89,9 @@ class Arrivals:
         return self.version != seen
 
     def _is_seen(self, seen: int, callback: Callable[[], None]) -> bool:
-        """Call a function at each wake from now on. Return whether the version is ``seen``."""
+        """Call a function at each wake from now on. Return whether the version still equals
+        ``seen``.
+        """
         with self._lock:
             self._callbacks.add(callback)
             return self.version == seen
@@ -167,7 +169,7 @@ class QueueBatch(NamedTuple):
     """Messages of one queue.
 
     Attributes:
-        positions: the queue offset of each message. It can differ from the message's
+        positions: the queue offset of each message. A position can differ from the message's
             ``queue_offset``, because a message can be in several queues.
         is_moved: whether the queue has no entry at the requested offset, because the entry has
             expired or was never written. In this case the batch is empty, and the next read must

@@ -283,7 +283,7 @@ class _Parser:
             return node
         if node.name is None:
             self._fail(at, "this is neither true nor false")
-        # Text is never true. Without the property, the result is unknown (``createBooleanCast``).
+        # Text is never true. A missing property gives an unknown result (``createBooleanCast``).
         return self._made(at, lambda found: None if node.evaluate(found) is None else False, node)
 
     def _negation(self, node: Node, at: _Token) -> Node:
@@ -295,7 +295,7 @@ class _Parser:
 
     def _minus(self, node: Node, at: _Token) -> Node:
         def evaluate(properties: Properties) -> Value:
-            # Without a number, the result is unknown.
+            # If the value is no number, the result is unknown.
             value = node.evaluate(properties)
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 return -value

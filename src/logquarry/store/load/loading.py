@@ -11,8 +11,8 @@ the store the next time (:func:`pending_load`):
 - If all segments are intact, the writer appends the frames that the log still lacks. After a power
   cut, a frame may have zeros in its topic or properties, which no CRC covers. Before the writer
   appends, it copies such a frame and all bytes after it to quarantine, and truncates the log there.
-  It does not truncate the log if another program may have written to the store since the load
-  began.
+  The writer does not truncate the log if another program may have written to the store since the
+  load began.
 - If a segment is missing or damaged, but the log has all frames of the load, the writer only writes
   the ledger.
 - Otherwise the writer copies the load's bytes to quarantine, and truncates the log to the load's
@@ -120,8 +120,8 @@ class Loads:
                 f"{self.root}: an earlier load was interrupted: {begun.load}. Close the store and "
                 "open it again, which finishes or removes this load. Then repeat the new load"
             )
-        # Sync the messages before the load: the intent will contain `end`, so a crash must not
-        # remove messages before `end`.
+        # Sync the messages before the load. The intent names `end` as the start of the load, so a
+        # crash must not remove messages before `end`.
         self.flush()
         intent = Intent(load, end, loads, tuple(segments))
         for segment in segments:
@@ -211,8 +211,8 @@ class Pending:
 def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> Pending | None:
     """Return the interrupted load that the caller must finish once the store is open, or None.
 
-    The caller holds the lock, and has not read the store yet. This function may roll a load back;
-    then the store needs a recovery.
+    The caller holds the lock, and has not read the store yet. This function may roll a load back.
+    The store needs a recovery after the rollback.
 
     Raises:
         CorruptFile: if the intent is unreadable.
@@ -272,8 +272,8 @@ def _torn_frame(root: Path, config: StoreConfig, intent: Intent) -> int | None:
     layout = StoreLayout.open(root, config)
     durable = read_durable(layout.filesystem)
     if durable is None:
-        # Another program, such as a broker, may have written to the store after the load. It has
-        # then kept the torn frame, and consumers may have got the messages after this frame.
+        # Another program, such as a broker, may have written to the store after the load. Then this
+        # program has kept the torn frame, and consumers may have got the messages after this frame.
         return None
     least = max(intent.start, durable.end)
     # Compare frames only if one of them looks torn.
@@ -329,7 +329,7 @@ def _truncate(root: Path, config: StoreConfig, disk: Disk, clock: Clock, offset:
     layout = StoreLayout.open(root, config)
     AbortFile(disk, root).make()
     if _durable(layout) > offset:
-        # Lower the durable offset: the recovery keeps the bytes before it.
+        # Lower the durable offset, because the recovery keeps all bytes before the durable offset.
         checkpoint = CheckpointFile(disk, root / CHECKPOINT)
         try:
             DurableFile(disk, root / DURABLE, offset, checkpoint.times).close()
@@ -350,9 +350,10 @@ class _Search:
     Attributes:
         place: place of the first frame that the log lacks (:class:`StagedLoad`).
         torn: physical offset of this frame if the log has only a part of it: a power cut has left
-            zeros in its topic or properties, which no CRC covers. None if the log has no part.
+            zeros in its topic or properties, which no CRC covers. None if the log has no part of
+            this frame.
         lost: bytes that the log lost since the last frame that was found; None without a loss. If
-            it is not None, the log may once have had further frames of the load.
+            ``lost`` is not None, the log may once have had further frames of the load.
     """
 
     def __init__(self, load: StagedLoad, durable: int) -> None:
@@ -419,9 +420,9 @@ class _Search:
 
 
 def _others(run: Run, row: int, wanted: memoryview) -> int:
-    """Count the frames from a row on, before the first one that can be the wanted frame.
+    """Count the frames from a row on that are before the first candidate for the wanted frame.
 
-    Such a frame has the wanted frame's size and body CRC.
+    A candidate has the same size and body CRC as the wanted frame.
     """
     starts, sizes = run.rows[row:, POSITION].astype(np.int64), run.rows[row:, SIZE]
     numbers = np.flatnonzero(sizes == len(wanted))

@@ -307,9 +307,9 @@ class StagedLoad:
 
     @cached_property
     def _index(self) -> tuple[Int64, Int64, Int64]:
-        # Three arrays: the place of each frame, in the order of the load; the sorted keys of the
-        # frames; and, for each of these keys, the number that its frame has in the load. Only a
-        # search after damage needs these arrays.
+        # Return three arrays: the place of each frame, in the order of the load; the frames' keys,
+        # sorted; and for each key, the number of its frame in the load. Only a search after damage
+        # needs these arrays.
         places, keys, place = [], [], 0
         while place < self.end and (frame := self.frame(place)):
             places.append(place)

@@ -218,8 +218,9 @@ class _Planner:
         self._safe_end = min(self._end, self._end if self.safe_end is None else self.safe_end)
 
     def _find_end(self) -> int:
-        # This object must not keep the CommitLog. In a cycle of references, deleted files would
-        # stay open, and take space on the disk, until a garbage collection.
+        # This object must not keep the CommitLog, because the two would refer to each other. Python
+        # frees such a cycle only at the next garbage collection. Until then, deleted files would
+        # stay open, and take space on the disk.
         log = CommitLog(
             self.layout,
             files=self._files,
@@ -342,7 +343,7 @@ class _Planner:
     ) -> tuple[str | None, DiskUse | None]:
         """Return why the disk is too full, and how full the disk is after the file's deletion.
 
-        Without a limit for the disk, the reason is None. ``disk`` is how full the disk is after the
+        Without a limit for the disk, the reason is None. ``disk`` is the use of the disk after the
         deletion of all earlier files. Raises _Stays if the disk is not too full, or if the deletion
         frees no space.
         """
@@ -408,7 +409,9 @@ class _Planner:
         return tuple(found)
 
     def _first_kept(self, queue: Queue, start: int) -> int:
-        """Return the first queue offset of a message at or after ``start``, or the end."""
+        """Return the queue offset of the first message whose physical offset is at or after
+        ``start``; the queue's end if there is none.
+        """
         for first, units in queue.runs(0, queue.max_offset):
             at, chunk = 0, _FIRST_CHUNK
             while at < len(units):

@@ -1,8 +1,9 @@
 """Carries out a retention, in a store that this process writes or that no process has open.
 
-In an open store, other threads put, dispatch and read while the retention deletes files. It deletes
-a log file only if the file is synced, dispatched, and not the last one, so no other thread writes
-to this file. A reader that mapped the file into memory before its deletion can still read it.
+In an open store, other threads put, dispatch and read while the retention deletes files. The
+retention deletes a log file only if the file is synced, dispatched, and not the last one, so no
+other thread writes to this file. A reader that mapped the file into memory before its deletion can
+still read it.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ class LiveRetention:
         safe_end = min(self.log.flushed_offset, self.log.max_offset, self.dispatched())
         intent = Ledger(self.disk, self.root).intent()
         if intent is not None:
-            # If a load is unfinished, keep the log from the load's start on: a writer needs it to
-            # finish the load.
+            # If a load is unfinished, keep the log from the load's start on, because a writer needs
+            # this part to finish the load.
             safe_end = min(safe_end, intent.start)
         # Read `held` before the files are listed. A file that leaves `held` between these two
         # steps is kept until the next run. A file that has left `held` never enters it again.
@@ -152,8 +153,8 @@ class LiveRetention:
     def _cut_transactions(self, plan: RetentionPlan) -> None:
         for name in (STATE_TABLE, REDO_LOG):
             gone = [file.base for file in plan.transactions if file.path.startswith(f"{name}/")]
-            # Only in dialect 3.1 is a state table open. In dialect 4.9, files of a state table
-            # stay.
+            # A writer opens the state table only in dialect 3.1. In dialect 4.9, the files of a
+            # state table are kept.
             if gone and self.transactions is not None:
                 self._require_open()
                 self.transactions.remove_until(name, gone[-1])
@@ -231,7 +232,7 @@ def retain(
         progress: called with the number of deleted files, and the number of files to delete.
 
     Returns:
-        The plan. If it cannot be applied now, :attr:`RetentionPlan.refused` gives the reason.
+        The plan. If the plan cannot be applied now, :attr:`RetentionPlan.refused` gives the reason.
 
     Raises:
         StoreNotFound: if there is no store.
@@ -262,9 +263,9 @@ def retain(
         if refused is not None:
             raise StoreUnavailable(f"{root}: {refused}")
         # A writer gives files of the log and the index a second hard link. A clean shutdown removes
-        # these links. Delete any link that is left: otherwise the next opening would restore a
-        # deleted file from its link. If a file has only this link, another program has deleted the
-        # file, because the shutdown was clean. So this link is deleted too.
+        # these links. Delete any link that is left, because otherwise the next opening would
+        # restore a deleted file from its link. If a file has only this link, another program has
+        # deleted the file, because the shutdown was clean. So this link is deleted too.
         NameGuard(disk).discard([*log_paths(root, layout.log_folders), root / INDEX])
         plan = _plan(layout, rules, clock)
         apply_retention(plan, disk, root, progress)
@@ -308,12 +309,12 @@ def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str 
 # --------------------------------------------------------------------------------------------------
 # Applying a plan
 #
-# A retention deletes log files before all other files. It starts with the oldest one, and syncs
-# each deletion before the next. So a crash can leave a log that starts at a later file than before,
-# but never a log with a hole. The queues and the index may then still have entries of deleted
-# messages, but readers and RocketMQ skip these entries. So no repair is necessary after a crash,
-# and the next retention deletes the remaining files. If queue files were deleted first, a crash
-# would leave messages in the log that are in no queue.
+# A retention deletes log files before all other files. The retention starts with the oldest log
+# file, and syncs each deletion before the next. So a crash can leave a log that starts at a later
+# file than before, but never a log with a hole. The queues and the index may then still have
+# entries of deleted messages, but readers and RocketMQ skip these entries. So no repair is
+# necessary after a crash, and the next retention deletes the remaining files. If queue files were
+# deleted first, a crash would leave messages in the log that are in no queue.
 #
 # Before the first deletion, the log's new start is recorded. If the log later starts after the
 # recorded offset, log files were lost.

@@ -249,8 +249,8 @@ def freed_bytes(path: Path) -> int:
     """Return how many bytes deleting a file frees; 0 if another hard link keeps the data."""
     try:
         status = path.stat()
-        # The second hard link that the writer keeps does not count: the writer deletes it together
-        # with the file.
+        # The second hard link that the writer keeps does not count, because the writer deletes it
+        # together with the file.
         names = 1 + link_of(path).exists()
     except OSError:
         return 0
@@ -307,7 +307,7 @@ class RetentionRules:
         arguments.optional(arguments.offset, self.older_than_ms, "older_than_ms")
         arguments.optional(arguments.offset, self.keep_bytes, "keep_bytes")
         arguments.optional(arguments.count, self.most_files, "most_files")
-        # NaN is not in the range, so it is rejected. If it were the limit, every deletion would be
+        # NaN is not in the range, so it is rejected. With NaN as the limit, every deletion would be
         # allowed.
         if self.max_disk_ratio is not None and not 0 < self.max_disk_ratio <= 1:
             raise UsageError(

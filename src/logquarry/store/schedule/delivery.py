@@ -67,7 +67,9 @@ _One = TypeVar("_One")
 
 @dataclass(slots=True)
 class Delays:
-    """A topic's delays of delivered messages: a count per class of DELAYS_S, and the sum in s."""
+    """The delays of a topic's delivered messages: the number of messages in each class of DELAYS_S,
+    and the sum of the delays in seconds.
+    """
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(DELAYS_S) + 1))
     seconds: int = 0
@@ -82,8 +84,8 @@ class Delays:
 class Delivery(ABC):
     """Delivers messages whose delivery time has come. Thread-safe.
 
-    ``put`` appends messages in their order. If it cannot append all of them, it raises an error,
-    with the result for the appended messages in the attribute ``appended``.
+    ``put`` appends messages in their order. If ``put`` cannot append all messages, it raises an
+    error, with the result for the appended messages in the attribute ``appended``.
     """
 
     def __init__(self, log: ServedLog, put: PutInOrder) -> None:
@@ -212,8 +214,8 @@ class DelayedDelivery(Delivery):
                 "delivery continues at %d and skips messages whose delivery is in the log",
                 *(level, self.offsets[level], low, high, low),
             )
-            # QUIRK: unlike Java (correctDelayOffset), do not continue at the queue's end: if the
-            # progress file belongs to another store, this would skip messages.
+            # QUIRK: unlike Java (correctDelayOffset), do not continue at the queue's end, because
+            # this would skip messages if the progress file belongs to another store.
             is_wrong |= self.offsets[level] > high
             self.offsets[level] = low
         waiting = self._waiting()
@@ -242,7 +244,7 @@ class DelayedDelivery(Delivery):
             logger.warning("%s already delivered: found in the log", were)
 
     def _waiting(self) -> list[int]:
-        """Return each level's first message that may be undelivered, as a physical offset."""
+        """Return the physical offset of each level's first message that may be undelivered."""
         found: list[int] = []
         for queue_id in self._queue_ids:
             queue = self._queue(queue_id)
@@ -291,8 +293,9 @@ class DelayedDelivery(Delivery):
                 until = due[-1].time if until is None else min(until, due[-1].time)
         self.is_waiting = is_waiting
         found.sort()
-        # _due_of reads only a limited number of messages of a level. If more of them are due, leave
-        # out the messages of other levels that are due after the last message that it has read.
+        # _due_of reads only a limited number of messages of a level. If a level has more due
+        # messages, leave out the messages of other levels that are due after the last message that
+        # was read from this level.
         return found if until is None else [one for one in found if one.time <= until]
 
     def _due_of(self, level: int, queue: Queue, now: int) -> tuple[list[_Due], bool]:
@@ -336,8 +339,8 @@ class DelayedDelivery(Delivery):
         """Put the first of the due messages, as many as fit into one call of ``put``.
 
         Returns:
-            The number of delivered messages; and the number of all messages that are done, whether
-            they were delivered or skipped.
+            Two numbers: the number of delivered messages, and the number of all messages that were
+            delivered or skipped.
         """
         passed: list[_Due] = []
         outcomes: dict[_Due, str | None] = {}
@@ -432,7 +435,7 @@ class DeliveryService(Service):
         """Deliver due messages."""
         dispatched = self._dispatched()
         # If no message waited at the last check and the log has not grown since, do not search the
-        # queues: otherwise the search would take most of the processor time of an idle process.
+        # queues. Otherwise the search would take most of the processor time of an idle process.
         if dispatched != self._idle_at:
             is_idle = self._deliver()
             self._idle_at = dispatched if is_idle else -1

@@ -83,8 +83,8 @@ class Progress(NamedTuple):
 
     Attributes:
         offsets: for each delay level, the queue offset of the next message to deliver.
-        position: physical offset in the log, UNKNOWN if it is not known. All deliveries before this
-            position are counted in ``offsets``, and none after it.
+        position: physical offset in the log, UNKNOWN if it is not known. ``offsets`` counts all
+            deliveries before this position, and no delivery after it.
     """
 
     offsets: dict[int, int]
@@ -193,8 +193,8 @@ def advance(
     Args:
         offsets: for each level, the queue offset of the next message to deliver; changed in place.
         runs: the frames of the log from the saved position on.
-        unique: whether to match only messages with a UNIQ_KEY. Set it if ``runs`` starts before the
-            saved position. Otherwise an old delivery without a UNIQ_KEY could be taken for the
+        unique: whether to match only messages with a UNIQ_KEY. Pass True if ``runs`` starts before
+            the saved position. Otherwise an old delivery without a UNIQ_KEY could be taken for the
             delivery of an equal message that still waits.
     """
     found = 0
@@ -220,7 +220,7 @@ class _Waiting:
         self._next: list[tuple[int, Message]] = []
 
     def take(self, delivered: Message) -> int | None:
-        """Return the queue offset of the waiting message that was delivered; drop earlier ones."""
+        """Return the queue offset of the delivered message; drop it and all earlier messages."""
         for number in range(_LOOK_AHEAD):
             if number == len(self._next) and not self._read():
                 return None

@@ -14,8 +14,8 @@
 Each message is delivered once, and never before its time. If a message cannot be delivered, the
 delivery logs an error and continues with the next one. After a crash, the delivery searches the log
 for the messages that were delivered since the last save. A broker that opens the store after a
-crash does not search the log. It continues from the files of the timer wheel, which are older than
-the latest deliveries, and repeats these deliveries. To prevent this, open the store with
+crash does not search the log. Such a broker continues from the files of the timer wheel, which are
+older than the latest deliveries, and repeats these deliveries. To prevent this, open the store with
 ``StoreConfig(deliver_delayed=True)`` and close it again before the broker starts: the close then
 writes a new timer wheel.
 """
@@ -181,8 +181,8 @@ class TimerDelivery(Delivery):
     # The progress file contains `read_time` and `enqueued` (for a `TimerCheck`), the log's end, and
     # the queue offset of the first waiting message (`first`). A reader of the file concludes that
     # messages before `first`, or with a slot before `read_time`, were delivered. `delivered` lists
-    # all other delivered messages. The log is synced first: so a power cut cannot remove a delivery
-    # that the file lists.
+    # all other delivered messages. The log is synced before the file is written, so a power cut
+    # cannot remove a delivery that the file lists.
 
     def save(self) -> bool:
         """See :meth:`Delivery.save`."""
@@ -197,10 +197,10 @@ class TimerDelivery(Delivery):
         read_time = min((one.slot_time for one in waiting), default=_FOREVER)
         first = min(timers.waiting, default=timers.stop)
         # The file need not list messages whose slot is before read_time, or that are before the
-        # first waiting message: a reader of the file concludes that they were delivered.
+        # first waiting message, because a reader of the file concludes that these were delivered.
         if read_time <= self._last_left_out:
-            # The clock was set back, so read_time is lower than at the last save: list the messages
-            # that read_time no longer shows as delivered.
+            # The clock was set back, so read_time is lower than at the last save. So list the
+            # messages that read_time no longer shows as delivered.
             for offset in range(first, timers.stop):
                 if offset not in timers.waiting:
                     timers.done.setdefault(offset, self._last_left_out)

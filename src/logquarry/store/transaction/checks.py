@@ -85,7 +85,8 @@ class OpenTransaction:
     Attributes:
         topic: topic into which a commit puts the message.
         queue_id: queue of that topic into which a commit puts the message.
-        message: the half message. It has the body and properties of the message to commit.
+        message: the half message. The half message has the body and properties of the message to
+            commit.
         check_times: how often the listener was asked about this transaction, including this time.
     """
 
@@ -163,8 +164,8 @@ class TransactionChecks:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._checker: int | None = None
-        # For each queue, what the first check found in the log about half messages from before the
-        # store was opened.
+        # For each queue, the facts that the first check found in the log about half messages that
+        # were put before the store was opened.
         self._before: dict[int, _Before] = {}
 
     def check(self, listener: Listener, now: int) -> CheckReport:
@@ -405,10 +406,10 @@ class TransactionChecks:
     def _committed(self, opened: dict[int, _Identity], sound: set[int]) -> set[int]:
         """Return the physical offsets of the half messages in ``opened`` that were committed.
 
-        A COMMIT frame alone does not prove the commit: a copy of a committed message (sent back,
-        delayed, imported) is a COMMIT frame too, and its PREPAREDTRANSACTIONOFFSET may belong to
-        another log. So the topic and the UNIQ_KEY of the half message must also match those of the
-        COMMIT frame. A power cut may have lost the copy of a half message that a commit names,
+        A COMMIT frame alone does not prove the commit, because a copy of a committed message (sent
+        back, delayed, imported) is a COMMIT frame too, and its PREPAREDTRANSACTIONOFFSET may belong
+        to another log. So the topic and the UNIQ_KEY of the half message must also match those of
+        the COMMIT frame. A power cut may have lost the copy of a half message that a commit names,
         although the commit was kept. Then ``sound`` lacks the copy, and the commit counts for the
         original half message.
         """

@@ -72,8 +72,9 @@ def half_message(message: Message, group: str) -> Message:
         UsageError: if the message cannot be part of a transaction.
         MessageRejected: if the message's topic is invalid.
     """
-    # The put checks only the topic and the queue id of the half message. Check those of the message
-    # too: otherwise only the commit would fail, after the caller has done its own work.
+    # The put checks only the topic and the queue id of the half message. Check the topic and the
+    # queue id of the message itself here. Otherwise an invalid value would fail only at the commit,
+    # after the caller has done its own work.
     topic_bytes(message.topic, TOPIC_CHECKS[0])
     arguments.int32(message.queue_id, "queue_id")
     if message.sys_flag & sys_flag.TRANSACTION_MASK:
@@ -103,7 +104,9 @@ def half_message(message: Message, group: str) -> Message:
 
 
 def frame_of(message: Message, result: PutResult) -> Frame:
-    """Build a half message's frame from the result of its put: the log may not be readable yet."""
+    """Build a half message's frame from the result of its put, because the log may not be readable
+    yet.
+    """
     assert message.store_host is not None and message.born_timestamp is not None
     string = message.properties_string or ""
     hosts = host_fields(message.born_host, message.store_host, message.sys_flag)
@@ -302,8 +305,8 @@ class Transaction:
         try:
             self.rollback()
         except LogquarryError as failure:
-            # A later check ends the transaction. If the block itself raised an exception, let that
-            # one propagate instead.
+            # A later check ends the transaction. If the block itself raised an exception, let the
+            # exception of the block propagate instead.
             logger.error("the rollback of a transaction failed, it stays open: %s", failure)
             self._is_over = True
             self._leave()
@@ -397,7 +400,7 @@ FrameAt = Callable[[int], Frame | None]
 
 
 def ended_by(ops: Queue | None, frame_at: FrameAt, start: int) -> set[int]:
-    """Return queue offsets of ended half messages: those in op messages from ``start`` on."""
+    """Return the half messages (queue offsets) that op messages from ``start`` on list as ended."""
     ended: set[int] = set()
     for _, entry in () if ops is None else ops.entries(max(start, ops.min_offset)):
         op = None if entry.is_filler else frame_at(entry.physical_offset)
@@ -407,7 +410,7 @@ def ended_by(ops: Queue | None, frame_at: FrameAt, start: int) -> set[int]:
 
 @dataclass(slots=True)
 class _Known:
-    """What was read of one queue of the half topic and of its op queue.
+    """The result of earlier reads of one queue of the half topic and of its op queue.
 
     Attributes:
         halves: the next queue offset to read in the half topic.
@@ -467,7 +470,7 @@ def _is_another(queue: Queue | None, end: int, last: QueueEntry | None) -> bool:
 
 
 def _read(known: _Known, halves: Queue, ops: Queue | None, frame_at: FrameAt) -> None:
-    """Read new half messages, then new op messages: an op message follows its half message."""
+    """Read new half messages first, then new op messages, because op messages are put later."""
     stop = halves.max_offset
     for at, entry in halves.entries(max(known.halves, halves.min_offset), stop):
         half = None if entry.is_filler else frame_at(entry.physical_offset)
