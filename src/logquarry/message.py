@@ -140,7 +140,7 @@ class Message(_Fields):
             reconsume_times,
             prepared_transaction_offset,
         )
-        # Accept the usual values without further checks: they have exactly these types. For rare
+        # Values of exactly these types are the usual case, and need no further checks. For rare
         # fields, the cheapest check is whether the value is the default object (measured with
         # logquarry bench put).
         if (

@@ -169,7 +169,7 @@ def columns(
     """
     if not rows:
         return []
-    # Work on columns, which is faster: a store can have a million of consumer groups.
+    # Work on columns, which is faster: a store can have a million consumer groups.
     cells = list(zip(*rows, strict=True))
     widths = [_width(column) for column in cells]
     room = widths.copy()

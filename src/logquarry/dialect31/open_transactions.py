@@ -264,7 +264,7 @@ class TransactionBook:
     def take(self, frame: TransactionFrame) -> Change | None:
         """Process the next transaction frame of the log.
 
-        Return the change that it makes to the table, or None.
+        Return the change that the frame makes to the table, or None.
         """
         change = self.change_of(frame)
         if change is not None:
@@ -272,7 +272,7 @@ class TransactionBook:
         return change
 
     def change_of(self, frame: TransactionFrame) -> Change | None:
-        """Return the change that the next frame makes to the table, or None. It is not applied."""
+        """Return the change that the next frame makes to the table, or None. Do not apply it."""
         if frame.is_prepared:
             unit = frame.unit()
             return Change(self._number_of(frame), unit, unit.state)
@@ -357,8 +357,8 @@ def found_in(table: UnitFiles, redo: UnitFiles) -> TransactionsFound:
 def differs_from_redo(
     layout: StoreLayout, opened: Mapping[int, OpenTransaction], redo: Units, log_start: int
 ) -> str | None:
-    """Return the first transaction that is open in only one of the state table and the redo log;
-    else None.
+    """Return a text about the first transaction that is open only in the state table or only in the
+    redo log; None if both have the same open transactions.
     """
     is_prepared = redo["tags_code"] == PREPARED_TAG
     begun = redo["physical_offset"][is_prepared].astype(np.int64)

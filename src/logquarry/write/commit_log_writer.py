@@ -11,7 +11,8 @@ same bytes as the reference (tests/property/test_put_path_twins.py):
 The reference can put any message or batch. :meth:`CommitLogWriter.put_common` returns None, and
 changes nothing, in these cases:
 
-- The message has a delay, the property WAIT or further queues, or its body is no ``bytes`` object.
+- The message has a delay, the property WAIT or further queues, or its body is not a ``bytes``
+  object.
 - The message must be refused.
 - The store has dialect 3.1 or property CRCs.
 
@@ -345,8 +346,8 @@ class CommitLogWriter(LogAppender):
         wire: bytes | None = None,
         message: Message | None = None,
     ) -> PutResult:
-        """Put messages of one topic and queue. Either all frames are appended, to the same file, or
-        none.
+        """Put messages of one topic and queue. Either all frames are appended to the same file, or
+        no frame is appended.
         """
         result, wait = self.append_batch(messages, wire, message)
         return self.settle(result, wait)

@@ -138,8 +138,9 @@ class Dispatcher:
         dispatched: called with each run, after its queue entries and index keys are written.
         follow: called with each run, after its queue entries are written. Used for the state table
             of RocketMQ 3.1.
-        place: called with the entries of each run, by queue; returns the same entries by their
-            right queue. A recovery uses it to move the entries of frames with a damaged queue id.
+        place: called with the entries of each run, grouped by queue; returns the same entries,
+            grouped by their right queues. A recovery uses it to move the entries of frames with a
+            damaged queue id.
 
     Attributes:
         offset: physical offset up to which all messages are in queues and index.

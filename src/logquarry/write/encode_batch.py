@@ -158,7 +158,8 @@ def _inner_batch(
             raise too_large(len(made), config.max_message_size)
         return made
 
-    # Make the frame once, to refuse a too large batch before the append takes the log's lock.
+    # Make the frame once, so that a batch that is too large is refused before the append takes the
+    # log's lock.
     frame_at(str(java.LONG_MAX))
     wait = rules.waits(rules.looked_at(message))
     key, copies = (message.topic, message.queue_id), Copies((), frame_at, count)

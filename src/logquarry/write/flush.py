@@ -67,9 +67,9 @@ class GroupCommitService(Service):
         return ended
 
     def add(self, request: Waiter) -> None:
-        """Add a wait. It ends when the log is on the disk up to the wait's offset, when a sync
-        fails, or at the wait's deadline. A later sync still covers a message whose wait ended at
-        the deadline.
+        """Add a wait. The wait ends when the log is on the disk up to its offset, when a sync
+        fails, or at its deadline. A later sync still covers a message whose wait ended at the
+        deadline.
         """
         request.deadline = self._clock() + self._timeout_ms
         with self._change:

@@ -44,9 +44,9 @@ def load_kernel() -> None:
 class IndexFileWriter:
     """Puts keys into one index file.
 
-    ``before`` is the header of the previous file. In the header of a new file, begin and end are
-    first the end time and the end offset from ``before``. With ``counts_keys``, the header's
-    ``slots_used`` counts keys instead of chains, as in RocketMQ 3.x.
+    ``before`` is the header of the previous file. The header of a new file starts with the end time
+    and the end offset of ``before``, as its begin and as its end. With ``counts_keys``, the
+    header's ``slots_used`` counts keys instead of chains, as in RocketMQ 3.x.
     """
 
     def __init__(

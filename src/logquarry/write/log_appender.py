@@ -47,7 +47,9 @@ def settle_nothing(result: PutResult, wait: bool) -> PutResult:
 
 
 class AppendRules:
-    """The rules for an append in 4.9.3. Subclasses: dialect 3.1, and property CRCs."""
+    """The rules for an append in 4.9.3. Subclasses have the rules for dialect 3.1 and for property
+    CRCs.
+    """
 
     def own_offset(self, encoded: Encoded) -> int:
         """Return the value of the field QUEUEOFFSET for a frame that uses up no queue offset."""
@@ -77,9 +79,10 @@ class LogAppender(FrameAppend):
     """Appends any message to the log. Faster code for common messages must do the same as this
     class (the reference). Any thread may append.
 
-    ``rules`` has the rules of dialect 3.1 or for property CRCs. With such rules, only this class
-    writes frames; no compiled kernel does. See :class:`~logquarry.write.frame_append.FrameAppend`
-    for the other arguments. The argument ``queue_offsets`` is RocketMQ's ``topicQueueTable``.
+    ``rules`` contains the rules of dialect 3.1 or for property CRCs. With such rules, only this
+    class writes frames; no compiled kernel does. See
+    :class:`~logquarry.write.frame_append.FrameAppend` for the other arguments. The argument
+    ``queue_offsets`` is RocketMQ's ``topicQueueTable``.
     """
 
     def __init__(

@@ -44,7 +44,9 @@ _CACHED: Final = 4_096
 
 
 def name_fault(name: str, check: str, *, longest: int = LONGEST_TOPIC) -> str | None:
-    """Return why a name is not a valid topic (None if valid); ``longest`` counts UTF-8 bytes."""
+    """Return why a name is not a valid topic, or None. ``longest`` is the maximum number of UTF-8
+    bytes.
+    """
     try:
         size = len(name.encode("utf-8"))
     except UnicodeEncodeError:

@@ -236,8 +236,8 @@ def outgoing_reference(
 ) -> Outgoing:
     """Check messages, and make all frames with the encoder of single puts.
 
-    ``times`` has the earliest allowed store times. In errors (MessageRejected, UsageError), the
-    first message has the number ``first``.
+    ``times`` contains the earliest allowed store times. In errors (MessageRejected, UsageError),
+    the first message has the number ``first``.
     """
     odd: dict[int, Encoded] = {}
     topics: dict[str, int] = {}
@@ -250,7 +250,7 @@ def outgoing_reference(
 
 
 def outgoing_frames(frames: CommonFrames, encode: Encode) -> Outgoing:
-    """Make the frames of the odd messages. ``frames`` has the frames of all other messages.
+    """Make the frames of the odd messages. ``frames`` contains the frames of all other messages.
 
     Raises the errors of :func:`outgoing_reference`.
     """

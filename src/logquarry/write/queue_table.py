@@ -215,8 +215,8 @@ class QueueTable:
         ends: for each existing queue, the number of entries before its end, counted from position 0
             of its files. In a queue of 20-byte entries, this is the queue offset after the last
             entry.
-        keeps_tails: whether to do as RocketMQ: keep the bytes after the end of a queue, and accept
-            that a file between two other files is missing.
+        keeps_tails: whether to keep the bytes after the end of a queue, and to accept a missing
+            file between two other files, as RocketMQ does.
         log_end: the end of the log when the store was opened.
 
     Attributes:

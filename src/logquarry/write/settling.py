@@ -117,7 +117,8 @@ class PutFuture:
         Raises:
             TimeoutError: if the result is not known after ``timeout`` seconds.
             StoreUnavailable: if a sync failed. It is then unknown whether the message is on the
-                disk. Also in a forked child, if the put was not done before the fork.
+                disk. The error is also raised in a forked child, if the put was not done before the
+                fork.
             MessageRejected: if the store refused the message.
         """
         if self._result is not None and timeout is None:
@@ -245,7 +246,7 @@ class Once:
             self._lock = _Lock()
 
     def take(self) -> bool:
-        """Take the token. Return whether the caller is the first."""
+        """Take the token. Return True if it was free, and False if an earlier call has taken it."""
         if cython.compiled:
             # Python does not switch to another thread between these two lines.
             if self._is_taken:

@@ -14,8 +14,8 @@ applies decides whether the queue offset is right or harmed:
 3. The next message has the expected queue offset or the following one: harmed.
 4. The queue has the message's entry at the queue offset of the frame: right.
 5. The queue offset is higher than expected: harmed if the gap is larger than the lost bytes
-   explain. Exception: if the next message has a still higher queue offset, a gap that is larger by
-   at most ``SMALL_GAP`` is accepted too.
+   explain. Exception: if the next message has an even higher queue offset, the gap may be larger by
+   up to ``SMALL_GAP``.
 6. The queue offset is lower than expected: harmed if the next message has a higher queue offset
    than expected. A queue offset other than 0 is also harmed in two cases: there is no next message,
    or the next message has the same or a lower queue offset.
@@ -25,8 +25,8 @@ Their queue offsets are harmed only if the queue has all their entries at the ex
 
 The first message of a queue is right if the next message continues it, or if the queue has its
 entry at this queue offset. Otherwise, its entry elsewhere in the queue shows the right queue
-offset. Without such an entry, the next message shows it. Exception: if the first message has a
-lower queue offset than the next message, it is right.
+offset. Without such an entry, the next message shows the right queue offset. Exception: if the
+first message has a lower queue offset than the next message, it is right.
 
 A queue offset below 0 or above ``MOST_OFFSET`` is always harmed. A gap that is larger than
 ``MOST_GAP``, and larger than the lost bytes explain, always shows a harmed queue offset. In all
@@ -239,7 +239,7 @@ class RightOffsets(ABC):
         return lost // FIXED_SIZE_V1 + GAP_SLACK
 
     def _has(self, offset: int, entries: Units) -> bool:
-        """Whether the queue shows that an offset is the right one of these entries."""
+        """Whether the queue shows that ``offset`` is the right queue offset of these entries."""
         return self._is_queued(offset, entries)
 
     def _is_queued(self, offset: int, entries: Units) -> bool:
@@ -348,8 +348,8 @@ def _right_base(own: int, count: int, expected: int | None, following: int | Non
 
 def epochs(entries: BatchEntries, expected: int) -> Iterator[tuple[bool, BatchEntries]]:
     """Cut the entries of a batch queue where a queue offset does not increase: the topic was
-    created again there. Yield for each part whether it begins at such a place, and the part.
-    ``expected`` is the queue offset after the previous message.
+    created again there. For each part, yield whether the topic was created again at the part's
+    start, and the part. ``expected`` is the queue offset after the previous message.
     """
     starts = entries["base"].astype(np.int64)
     cuts = falls(starts, starts + entries["count"], expected)

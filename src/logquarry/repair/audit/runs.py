@@ -131,7 +131,7 @@ class FrameFacts(Stretch):
 class EntryFacts(Stretch):
     """Collects the facts about a run that recover needs: queue entries and transactions.
 
-    ``unqueued`` has the frames with the transaction type PREPARED or ROLLBACK.
+    ``unqueued`` contains the frames with the transaction type PREPARED or ROLLBACK.
     """
 
     def __init__(self, config: StoreConfig, *, with_transactions: bool = False) -> None:

@@ -348,7 +348,7 @@ class JavaDispatch:
         if self._rules.is_5 and (not request.properties or request.topic.startswith(_NEVER_COPIED)):
             return
         if request.properties is None:
-            # QUIRK: RocketMQ throws NullPointerException without properties
+            # QUIRK: RocketMQ throws NullPointerException if the message has no properties
             # (checkMultiDispatchQueue).
             raise JavaRefusal(
                 f"the message at {request.physical_offset} has no properties, and RocketMQ's "

@@ -63,7 +63,7 @@ class Noted:
 
 class Applied:
     """Makes all changes in the files. A file that Java would delete is moved to quarantine.
-    ``written`` has the paths of the files of queues and index that :meth:`sync` syncs.
+    ``written`` contains the paths of the files of queues and index that :meth:`sync` syncs.
     """
 
     def __init__(self, root: Path, disk: Disk) -> None:
@@ -179,7 +179,7 @@ class JavaRefusal(Exception):
 
 @dataclass(slots=True)
 class JavaFile:
-    """A file of a queue or of the log. Java uses only its first ``wrote`` bytes."""
+    """A file of a queue or of the log. Java uses only the first ``wrote`` bytes of the file."""
 
     base: int
     path: str
@@ -319,7 +319,9 @@ class JavaQueue:
                 self._put_run(int(offsets[start]), units[start:stop])
 
     def _put_run(self, offset: int, units: Units) -> None:
-        """Append consecutive entries. An entry with queue offset 0 must be the only one."""
+        """Append consecutive entries. If the first entry has queue offset 0, there must be no other
+        entry.
+        """
         end = _end_of(units[-1])
         expected = java.to_long(offset * UNIT_SIZE)
         file = self._writable(expected)

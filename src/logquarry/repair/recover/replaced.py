@@ -107,7 +107,9 @@ class ReplacedFiles:
         return found[False] > 0 and not found[True]
 
     def _differing(self) -> Mapping[QueueKey, int]:
-        """Return queue -> 0 for each queue with a probed entry that points to no frame."""
+        """Return a dictionary with the value 0 for each queue in which a probed entry points to no
+        frame.
+        """
         keys: list[QueueKey] = []
         parts = [_NONE]
         for key, units in self._probes():

@@ -92,7 +92,7 @@ def check_entries(root: Path, config: StoreConfig) -> None:
 
 
 def restore_names(layout: StoreLayout, disk: Disk) -> None:
-    """Give the files of log and index back the names that they lost in a crash.
+    """Restore the names that files of the log and the index have lost in a crash.
 
     While a store is open, each file of its log, and each index file that is not yet full and
     synced, has a second name (a hard link). After a crash, a file may have only its second name,
@@ -263,7 +263,9 @@ def _is_folder(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    """Yield the paths in a folder, sorted; none if it is unreadable, which is reported later."""
+    """Yield the paths in a folder, sorted. Yield nothing if the folder is unreadable: a later step
+    reports this.
+    """
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = sorted(entry.name for entry in os.scandir(folder))
@@ -298,7 +300,8 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
         for path, reason in layout.log_names.strangers
     ]
     names = Counter(file.base % size for file in files.files)
-    # Right names have the most frequent remainder. If 0 is among the most frequent ones, use 0.
+    # All right names leave the same remainder when divided by ``size``, so take the most frequent
+    # remainder. If 0 is among the most frequent remainders, use 0.
     start = max(names, key=lambda rest: (names[rest], not rest), default=0)
     last: StoreFile | None = None
     log = CommitLog(layout)

@@ -183,8 +183,8 @@ def salvage(
             manager. The context manager gives the function to call with this part's progress.
 
     Returns:
-        The result. Its ``plan`` has the saved messages and the losses. ``is_whole`` is true if the
-        new store has all messages and all other files.
+        The result. Its ``plan`` contains the saved messages and the losses. ``is_whole`` is true if
+        the new store has all messages and all other files.
 
     Raises:
         StoreNotFound: if there is no store.

@@ -73,7 +73,9 @@ def check_target(layout: StoreLayout, into: Path) -> None:
 
 
 class SalvageTarget:
-    """The new store's folder. The store is made in the folder ``work`` until it is complete."""
+    """The new store's folder. The salvage makes the store in the folder ``work``, and moves the
+    complete store out of it.
+    """
 
     def __init__(self, into: Path, disk: Disk) -> None:
         self.disk = disk
