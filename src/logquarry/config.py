@@ -113,8 +113,8 @@ class StoreConfig(LayoutConfig):
         max_transfer_count_on_message_in_memory: maximum number of messages of one ``get``.
         max_transfer_bytes_on_message_in_memory: maximum bytes of one ``get``.
         max_transfer_count_on_message_in_disk: maximum number of messages of one ``get``, if the
-            messages are on disk. They are assumed to be on disk, and not in the page cache, if
-            their distance from the log's end in bytes exceeds
+            messages are on disk. The store assumes that messages are on disk, and not in the page
+            cache, if their distance from the log's end in bytes exceeds
             ``access_message_in_memory_max_ratio`` percent of the machine's memory.
         max_transfer_bytes_on_message_in_disk: maximum bytes of one ``get``, if the messages are on
             disk.

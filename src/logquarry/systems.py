@@ -96,8 +96,8 @@ def folders_below(
     3.12, ``os.walk`` and ``Path.rglob`` fail with RecursionError at a thousand nested folders.
 
     Args:
-        unreadable: called with each folder that cannot be listed, and the error. If it raises no
-            exception, the folder is skipped.
+        unreadable: called with each folder that cannot be listed, and the error. If ``unreadable``
+            raises no exception, the folder is skipped.
     """
     waiting = [Path(folder)]
     while waiting:
@@ -426,7 +426,7 @@ class Held:
     until the ``with`` block of :func:`held` ends. A second interrupt takes effect at once, except a
     SIGHUP: a terminal that closes can send SIGHUP twice, and systemd can send it after SIGTERM.
 
-    Three parts of logquarry need this:
+    Three parts of logquarry hold back interrupts, for these reasons:
 
     - An import must report exactly how many messages it has put.
     - py4j has one connection per thread. An exception inside a call leaves the call's answer in the

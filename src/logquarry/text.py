@@ -128,7 +128,8 @@ def preview(body: bytes, most: int = 100) -> str:
     if not body:
         return "(empty)"
     head = body[: 4 * most]
-    # The cut may split a character. Its incomplete bytes do not make the body invalid text.
+    # The cut may split a character. The incomplete bytes of this character do not make the body
+    # invalid text.
     whole = len(head) == len(body)
     text = codecs.getincrementaldecoder("utf-8")("replace").decode(head, final=whole)
     odd = sum(not (c.isprintable() or c in "\r\n\t") or c == "\ufffd" for c in text[:most])

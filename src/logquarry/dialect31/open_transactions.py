@@ -2,8 +2,9 @@
 
 - The QUEUEOFFSET of a PREPARED message is the number of the message's entry in the state table,
   unless the number is implausible. A producer sends this number when it ends the transaction.
-- A COMMIT or ROLLBACK message contains the physical offset of a PREPARED message. It ends the
-  transaction of that message if both messages have the same producer group.
+- A COMMIT or ROLLBACK message contains the physical offset of a PREPARED message. The COMMIT or
+  ROLLBACK message ends the transaction of that message if both messages have the same producer
+  group.
 - RocketMQ finds an entry in the state table only by its number. If RocketMQ builds a new table, the
   entries get new numbers. RocketMQ then ignores a COMMIT or ROLLBACK with an old number.
 """
@@ -307,7 +308,9 @@ class TransactionBook:
 
 
 def filler(before: StateUnit) -> StateUnit:
-    """Return the entry for a lost message. Its state is ROLLBACK, so RocketMQ never checks it."""
+    """Return the entry for a lost message. The state in the entry is ROLLBACK, so RocketMQ never
+    checks the transaction.
+    """
     return StateUnit(
         before.physical_offset,
         FILLER_SIZE,

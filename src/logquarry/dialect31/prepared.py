@@ -228,8 +228,8 @@ class PreparedTransactions:
         """Set the function that each check calls about open transactions (``gotoCheck``).
 
         The function returns the outcome of the transaction, or None if it does not know the outcome
-        yet. It may also end the transaction with :meth:`commit` or :meth:`rollback`. Exceptions
-        that the function raises are logged.
+        yet. The function may also end the transaction with :meth:`commit` or :meth:`rollback`.
+        Exceptions that the function raises are logged.
         """
         self._listener = arguments.optional(arguments.function, listener, "listener")
 
@@ -327,7 +327,7 @@ class ScratchBuffer:
         self._data = bytearray(max_message_size + _BLANK)
 
     def take(self, data: bytes | bytearray | memoryview) -> None:
-        """Copy bytes to the start of the buffer. The bytes after them stay as they are."""
+        """Copy bytes to the start of the buffer. The other bytes of the buffer stay as they are."""
         size = min(len(data), len(self._data))
         self._data[:size] = data[:size]
 
@@ -335,8 +335,8 @@ class ScratchBuffer:
         """Copy the parts of each frame that a recovery of RocketMQ reads: body, topic and
         properties.
 
-        QUIRK: the recovery uses this same buffer to read them (test_dialect31.py:
-        v3-blank/reopened).
+        QUIRK: RocketMQ's recovery reads these parts into the buffer that its puts use
+        (test_dialect31.py: v3-blank/reopened).
         """
         rows = run.rows
         lengths = np.stack([rows[:, length] for _, length in _PARTS], axis=1).reshape(-1)

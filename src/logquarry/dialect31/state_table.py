@@ -191,7 +191,7 @@ class StateTableKeeper:
             try:
                 self._table.remove_until(last_base)
             finally:
-                # Without its entry, a transaction cannot be ended, so it no longer counts as open.
+                # A transaction without its entry cannot be ended, so it no longer counts as open.
                 first = self._table.bases[0] // STATE_SIZE if self._table.bases else 0
                 still = self._book.open.items()
                 self._book.open = {at: one for at, one in still if one.number >= first}

@@ -110,8 +110,8 @@ class Encoded:
 
 
 class Copies:
-    """A message whose properties contain queue offsets. Its frame can be made only under the log's
-    lock, when the offsets are known.
+    """A message whose properties contain queue offsets. The frame of such a message can be made
+    only under the log's lock, when the offsets are known.
 
     The properties contain the message's offset in each further queue (``MultiDispatch``), or the
     offset of the first message of an inner batch. The frame takes ``messages`` queue offsets.

@@ -91,8 +91,8 @@ class GroupCommitService(Service):
         try:
             flushed = self._queue.flush(0)
         except SyncDelayed:
-            # The next sync can still cover these messages. If it comes too late for a put, the
-            # put's wait ends with FLUSH_DISK_TIMEOUT.
+            # The next sync can still cover these messages. If the next sync comes too late for a
+            # put, the put's wait ends with FLUSH_DISK_TIMEOUT.
             with self._change:
                 self._covered, self._waiting = [], covered + self._waiting
             raise

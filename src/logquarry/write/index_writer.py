@@ -287,7 +287,7 @@ class IndexWriter:
             try:
                 return self._open(self._last_name, exclusive=True)
             except StoreUnavailable as error:
-                # This also happens if an earlier call created the file, but could not map it.
+                # The file also exists if an earlier call created it, but could not map it.
                 if not isinstance(error.__cause__, FileExistsError):
                     raise
 
@@ -379,8 +379,8 @@ class IndexKeeper:
 
     @property
     def held(self) -> frozenset[str]:
-        """The names of the files that can still change, or are not synced yet. When a name has left
-        the set, it never comes back.
+        """The names of the files that can still change, or are not synced yet. A name that has left
+        the set never comes back.
         """
         last = self.writer.last
         held = list(self._filled)

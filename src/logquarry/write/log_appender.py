@@ -1,7 +1,7 @@
 """Appends messages and raw bytes to the files of the commit log, under the log's lock, and ends a
 full file with a blank.
 
-The module is compiled if possible. It follows ``DefaultAppendMessageCallback.doAppend``,
+The module is compiled if possible. The code follows ``DefaultAppendMessageCallback.doAppend``,
 ``appendData`` and ``DefaultMessageStore.checkStoreStatus`` of 4.9.3. A frame fits into a file only
 if at least eight bytes remain after it. If a frame does not fit, a blank fills the rest of the
 file: ``[bytes left 4][cbd43194]``, and then any bytes. If an append raises an error, none of its
@@ -265,8 +265,8 @@ class LogAppender(FrameAppend):
         with self._lock:
             began = self._held_since = _monotonic()
             try:
-                # If the clock returns no integer, raise the error here. Otherwise a later flush
-                # would fail.
+                # If the clock does not return an integer, raise the error here, because a later
+                # flush would fail otherwise.
                 yield index(self.clock()), began
             finally:
                 self._held_since = 0.0

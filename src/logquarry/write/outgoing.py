@@ -134,7 +134,9 @@ def advance(
 
 @cache
 def load_kernel() -> None:
-    """Load or compile the kernel. This takes a moment, so call it before taking the log's lock."""
+    """Load or compile the kernel. Loading takes a moment, so call this function before taking the
+    log's lock.
+    """
     numbers, facts = np.zeros(0, np.int64), np.zeros((0, r.HEAD_FACTS), np.int64)
     codec.require_kernels().encode_frames(
         *(r.empty_put_rows(0), 0, 0),

@@ -345,7 +345,7 @@ def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
 
     The reserved field of an entry gets the number of lost messages; brokers ignore this field. If
     an extended entry has more messages than its field can count, the frame gets several entries.
-    The last of these has the frame's own messages.
+    The last of these entries has the frame's own messages.
     """
     starts = entries["base"].astype(np.int64)
     stops = starts + entries["count"]

@@ -85,9 +85,9 @@ class PutFuture:
         future.add_done_callback(print)            # a function is called
         result = await future                      # a coroutine waits, and blocks no thread
 
-    Any thread may use the future. It cannot be cancelled, because the message is already in the
-    log. This class does not use :class:`concurrent.futures.Future`, because creating the lock and
-    condition of such a future takes longer than appending a message, and Ctrl-C could leave its
+    Any thread may use the future. The future cannot be cancelled, because the message is already in
+    the log. This class does not use :class:`concurrent.futures.Future`, because creating the lock
+    and condition of such a future takes longer than appending a message, and Ctrl-C could leave its
     lock taken.
     """
 
@@ -452,9 +452,9 @@ class LogGrowth:
         """
         replica, replicas = _OK, self._replicas if wait else None
         end = result.end_offset
-        # Check for slaves before the followers are woken, because they send the message to slaves.
-        # The connected slaves are counted at this time, as in RocketMQ (submitReplicaRequest),
-        # because a slave may disconnect while it receives the message.
+        # Check for slaves before the followers are woken, because the followers send the message to
+        # slaves. The connected slaves are counted at this time, as in RocketMQ
+        # (submitReplicaRequest), because a slave may disconnect while it receives the message.
         if replicas is not None and not replicas.is_available(end):
             replica, replicas = _ALONE, None
         self.wake()

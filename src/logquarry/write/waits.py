@@ -76,8 +76,8 @@ class DeadlineWatch(Service):
 # The replica wait. A put waits for the acknowledgement of one slave. As in RocketMQ, puts wait as
 # soon as a slave is connected, and the acknowledgement of a slave stays valid after the slave
 # disconnects. Unlike in RocketMQ, an acknowledgement ends only waits for bytes that the slave has
-# received since it connected. The slave's log may lack the bytes before these. Or it may have other
-# bytes in their place, from another master.
+# received since it connected. The slave's log may lack the earlier bytes, or may have other bytes
+# in their place, from another master.
 
 SLAVE_TIMEOUT_MS: Final = 3_000
 FALL_BEHIND_MAX: Final = 256 << 20

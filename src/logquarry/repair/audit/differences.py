@@ -87,7 +87,7 @@ class AuditedQueue:
         end: queue offset after the last message; None if the log has no message of the queue.
         kept_until: queue offset of the first entry that a recovery cuts off, because the entry's
             message is not in the log, was not lost by damage, and has not expired. If all entries
-            stay, this is ``had_until``. Valid only if ``difference`` is None.
+            stay, ``kept_until`` equals ``had_until``. Valid only if ``difference`` is None.
         moved: physical offset -> right queue offset, for each frame with a harmed queue offset.
         bridges: number of an unwritten entry -> bytes of the entries that a recovery must write
             from there on. Empty if the log has a message of the queue.
@@ -192,7 +192,7 @@ def queue_file_differences(folder: str, files: FileSequence) -> Iterator[Finding
 def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
     """Return the reason why the files of a queue are unusable, or None."""
     for found in file_differences(files, size):
-        # An empty last file does no harm: the writer has not yet written an entry to it.
+        # An empty last file does no harm: the writer has not yet written an entry to this file.
         if found.fault is not FileFault.EMPTY_LAST or found.before is None:
             return found.reason()
     return None
@@ -318,7 +318,8 @@ def names_damage(entry: QueueEntry, damage: Container[int]) -> bool:
 
 def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
     """Whether an entry without a message may stay in a queue. It may stay if it is a filler or the
-    entry of a lost message. If it were removed, the later entries would get other queue offsets.
+    entry of a lost message. If such an entry were removed, the later entries would get other queue
+    offsets.
     """
     return entry.is_filler or names_damage(entry, damage)
 

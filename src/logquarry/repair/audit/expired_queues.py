@@ -115,11 +115,11 @@ def stand_in(queue: FileQueue, layout: StoreLayout, files: OpenFiles, file_size:
     """Return the entries of a new queue that replaces a queue with unusable files. The log has no
     message of the queue.
 
-    The end is sure only if it lies within the last file, and this file is whole. If it is not sure,
-    a later end can be known from the consumer groups: a group never commits an offset after the
-    end. The result has no entries in three cases: nothing shows the end, the log begins at 0 (so no
-    message has expired), or an entry points to a message that has not expired (so this message is
-    lost).
+    The end is sure only if it lies within the last file, and this file is whole. If the end is not
+    sure, the consumer groups can show a later end, because a group never commits an offset after
+    the end. The result has no entries in three cases: nothing shows the end, the log begins at 0
+    (so no message has expired), or an entry points to a message that has not expired (so this
+    message is lost).
 
     Each entry points to the byte before the log, like the entry of an expired message. In a consume
     queue, the entries begin at the start of a file, and reach the end of the old queue. In a batch
@@ -141,7 +141,7 @@ def stand_in(queue: FileQueue, layout: StoreLayout, files: OpenFiles, file_size:
     if end < committed <= (MOST_OFFSET if queue.is_batch else min(log_start, MOST_OFFSET)):
         end = committed
     if log_start <= 0 or not end:
-        # In a log that begins at 0, no message has expired. So a queue without entries was empty.
+        # In a log that begins at 0, no message has expired, so a queue without entries was empty.
         return StandIn(0, b"", 0, is_sure=log_start <= 0 and not committed)
     room = file_size // queue.entry_size
     if queue.is_batch:
@@ -207,8 +207,9 @@ def _last_of_batches(queue: FileQueue, log_start: int) -> _Last | None:
 
 
 def _is_sure(last: _Last, queue: FileQueue, files: OpenFiles, file_size: int) -> bool:
-    """Whether ``last`` was certainly the last entry of the queue. This is so if the last file has
-    the right size, can be read, and has room for more entries: then no file after it is missing.
+    """Whether ``last`` was certainly the last entry of the queue. The result is true if the last
+    file has the right size, can be read, and has room for more entries. Then no file after this
+    file is missing.
     """
     if not queue.listed.files:
         return False

@@ -315,8 +315,8 @@ class BatchQueueAudit:
         for base, entries in self._stored():
             for entry in entries[max(0, self._at - base) :]:
                 is_lost = self._is_lost(entry) and int(entry["physical_offset"]) < place
-                # If a frame has several entries, only the last is its own. The others fill a gap in
-                # the queue offsets.
+                # If a frame has several entries, only the last is its own. The other entries fill a
+                # gap in the queue offsets.
                 if not is_lost and not 0 < entry["reserved"] == entry["count"]:
                     return
                 self._at += 1
@@ -401,9 +401,10 @@ def same_batches(there: BatchEntries, wanted: BatchEntries) -> Bools:
 # -------------------------------------------------------------------------------------- all queues
 class QueueAudits:
     """Compares all queues of a store with its log. In ``queues``, a queue with unusable files is
-    None. ``damage`` contains the damaged spans of the log so far. ``ids`` moves frames with a
-    harmed topic or queue id to their right queues. If it is None, each frame stays in the queue
-    that it names. ``types`` finds the frames with a harmed transaction type, whose entries stay.
+    None. ``damage`` contains the damaged physical offsets of the log so far. ``ids`` moves frames
+    with a harmed topic or queue id to their right queues. If ``ids`` is None, each frame stays in
+    the queue that it names. ``types`` finds the frames with a harmed transaction type, whose
+    entries stay.
     """
 
     def __init__(

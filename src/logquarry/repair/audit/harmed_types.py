@@ -12,9 +12,9 @@ PREPARED or ROLLBACK frame is *harmed* if all these conditions are true:
   from the log could be mistaken for evidence of a harmed type.
 
 PREPAREDTRANSACTIONOFFSET shows the right type. A broker sets the field only for the types COMMIT
-and ROLLBACK, so the right type is COMMIT if the field is not 0. If it is 0, the right type is NOT,
-or COMMIT: the delivered copy of a delayed COMMIT message has 0. Salvage then writes NOT. Consumers
-treat both types in the same way.
+and ROLLBACK, so the right type is COMMIT if the field is not 0. If the field is 0, the right type
+is NOT, or it is COMMIT, because the delivered copy of a delayed COMMIT message has 0 too. Salvage
+then writes NOT. Consumers treat both types in the same way.
 
 Nothing in the store shows these changes, so the audit cannot find them:
 
@@ -134,8 +134,8 @@ class HarmedTypes:
         if queue is not None:
             order = np.argsort(part.offsets, kind="stable")
             order = order[part.offsets[order] < queue.max_offset]
-            # Many half messages have the queue offset 0, and those of 3.1 leave gaps. So read many
-            # entries at once.
+            # Many half messages have the queue offset 0, and half messages of 3.1 leave gaps, so
+            # read many entries at once.
             cuts = np.flatnonzero(np.diff(part.offsets[order]) > _MOST_SKIPPED) + 1
             for some in np.split(order, cuts) if len(order) else ():
                 wanted, there = part.units[some], entries_at(queue, part.offsets[some])
@@ -148,7 +148,8 @@ class HarmedTypes:
             entry = noted.get(offset)
             if entry is not None and entry[:2] == unit.item()[:2]:
                 frame = self._harmed(key, offset, entry)
-                # The interrupted recovery has checked the neighbours, and may have cut them off.
+                # The interrupted recovery has checked the entry's neighbours, and may have cut the
+                # neighbours off.
                 if frame is not None and entry.physical_offset not in self.found:
                     self._note(key, frame)
                     yield entry.physical_offset

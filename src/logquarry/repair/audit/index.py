@@ -169,7 +169,7 @@ class IndexAudit:
         assert shape is not None
         fault = None if view is None else ends_fault(view, shape, header)
         fault = fault or times_fault(self._log, header)
-        # A running broker writes the fields of a header one after the other. So report the fault
+        # A running broker writes the fields of a header one after the other, so report the fault
         # only if the header is still the same.
         if fault is not None and header == file.header:
             yield finding("index_header", file.path, 0, fault, HEADER.size)
@@ -400,8 +400,8 @@ def ends_fault(file: FileView, shape: IndexShape, header: IndexHeader) -> str | 
             f"physical offsets {header.begin_offset} and {header.end_offset}, and the entries give "
             f"{first.physical_offset} and {last.physical_offset}"
         )
-    # The first entry of a file gives the seconds since the end time of the previous file. So this
-    # check needs a second entry.
+    # The first entry of a file contains the seconds since the end time of the previous file, so
+    # this check needs a second entry.
     end = np.array([header.end_timestamp])
     expected = int(seconds_since(end, header.begin_timestamp)[0])
     if header.entry_count > 2 and last.seconds != expected:

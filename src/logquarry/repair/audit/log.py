@@ -378,8 +378,8 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
 def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
     """Whether the bytes after the log's end come from earlier messages in a reused buffer.
 
-    With ``writeWithoutMmap``, RocketMQ 5.5.0 copies each append into one of 16 shared buffers. It
-    then writes bytes of the buffer to the file until the file's current page is full
+    With ``writeWithoutMmap``, RocketMQ 5.5.0 copies each append into one of 16 shared buffers.
+    RocketMQ then writes bytes of the buffer to the file until the file's current page is full
     (``DefaultMappedFile``). The broker never clears a buffer. So the rest of the page receives
     bytes of earlier, longer appends::
 

@@ -1,9 +1,9 @@
 """Finds the right queue offset of each message of a queue.
 
-BODYCRC does not cover the queue offset in a frame. So damage can change it, and the frame still
-seems valid. Such a queue offset is called *harmed*. :class:`RightBases` finds the right queue
-offsets of batch queues. :class:`RightOffsets` finds those of other queues, for recover and rebuild,
-with these rules.
+BODYCRC does not cover the queue offset in a frame. So damage can change the queue offset, and the
+frame still seems valid. Such a queue offset is called *harmed*. :class:`RightBases` finds the right
+queue offsets of batch queues. :class:`RightOffsets` finds those of other queues, for recover and
+rebuild, with these rules.
 
 The expected queue offset of a message continues the queue offset of the previous message. If one
 message has another queue offset, and the next message does not continue it, the first rule that
@@ -138,7 +138,7 @@ class RightOffsets(ABC):
         if self._has(expected, entries):
             return True
         if 0 <= offset < expected and self._is_queued(offset, entries):
-            # The queue had another message at this offset before. So the topic was created again.
+            # The queue had another message at this offset before, so the topic was created again.
             return False
         # The next message has the queue offset that this message should have, or the one after it.
         # So damage has changed this frame's topic or queue id, or its queue offset.
@@ -154,8 +154,8 @@ class RightOffsets(ABC):
         if following is not None and following > expected:
             return True
         # Either the topic was created again, or the queue offset is harmed. A topic that was
-        # created again begins at 0, or later if its first messages are lost. If it begins above 0,
-        # the next message has a higher queue offset.
+        # created again begins at 0, or later if its first messages are lost. If the topic begins
+        # above 0, the next message has a higher queue offset.
         return offset != 0 and (following is None or following <= offset)
 
     def _take_first(self, offset: int, entries: Units, following: int | None) -> None:
@@ -176,7 +176,9 @@ class RightOffsets(ABC):
             self._drop(offset, entries)
 
     def _first_place(self, entries: Units) -> int | None:
-        """Return the first message's queue offset if the queue alone decides it."""
+        """Return the first message's queue offset if the queue on the disk alone decides this
+        offset.
+        """
         return self._place_in_queue(entries)
 
     def _place_in_queue(self, entries: Units) -> int | None:
@@ -203,7 +205,7 @@ class RightOffsets(ABC):
         own, expected = offset, self._next
         if expected is not None and offset != expected:
             if self._has(expected, entries):
-                # The queue has all these entries at the expected queue offsets. So the queue
+                # The queue has all these entries at the expected queue offsets, so the queue
                 # offsets in all these frames are harmed.
                 for at, place in enumerate(entries["physical_offset"][:MOST_MOVED].tolist()):
                     self._correct(place, offset + at, expected + at)
@@ -255,7 +257,8 @@ NO_PLACE: Final = -1
 
 class RightBases:
     """Takes the entries of one batch queue in the order of the log, and returns them with the right
-    bases. It holds back an entry in doubt until the next entry or the log's end decides it.
+    bases. If the base of an entry is in doubt, the object holds back the entry until the next entry
+    or the log's end decides the base.
 
     Attributes:
         following: queue offset after the last returned entry; None before the first.

@@ -48,7 +48,8 @@ class SoundEntries:
     """The entries of a run whose frames all have the right entries in queues and index.
 
     Attributes:
-        queues: queue -> (first queue offset in the run, one past the last), without a gap.
+        queues: queue -> (first queue offset in the run, queue offset after the last), without a
+            gap.
         index: number of the run's first index entry, and number after its last index entry.
     """
 

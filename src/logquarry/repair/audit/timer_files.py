@@ -1,8 +1,8 @@
 """Compares the timer files of RocketMQ 5 with the log, and writes new timer files.
 
 When a broker starts, it adds the last entries of the timer log to the wheel
-(``TimerMessageStore.recover``). The check does the same before it compares. So if a crash left a
-wheel that is older than the timer log, the check reports no fault.
+(``TimerMessageStore.recover``). The check also adds these entries before it compares. So if a crash
+left a wheel that is older than the timer log, the check reports no fault.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 1. Tasks read the runs of the log, and report the queue offsets and the number of keys of each run
    (:class:`FoundRun`). A run is a part of the log with only valid frames.
-2. The driver reads the rest of the log. It finds the harmed frames (:func:`find_harmed`), and the
-   queues that tasks cannot write, because their queue offsets do not simply increase
-   (:func:`odd_queues`).
+2. The driver reads the rest of the log. The driver also finds the harmed frames
+   (:func:`find_harmed`), and the queues that tasks cannot write, because their queue offsets do not
+   simply increase (:func:`odd_queues`).
 3. Tasks write index files and the entries of the other queues. The driver writes the odd queues.
 """
 
@@ -329,7 +329,8 @@ def find_harmed(
             for first, stop in [(1, MOST_OFFSET)] if segments is None else segments:
                 known = seen.setdefault(key, [])
                 if first == 0:
-                    # A new topic of the same name begins. Only its entries are in the queue.
+                    # A new topic of the same name begins here. Only the entries of the new topic
+                    # are in the queue.
                     known.clear()
                 known.append((first, stop))
     starts = np.array([run.start for run in runs], np.int64)

@@ -1,8 +1,8 @@
 """Writes consume queues and index files in bulk, into a folder that no other process uses.
 
 :mod:`logquarry.write.queue_writer` writes the same files. This module collects entries, writes them
-in large pieces, and closes each file at once. So it can build thousands of queues without keeping
-memory maps or files open.
+in large pieces, and closes each file at once. So a rebuild can write thousands of queues without
+keeping memory maps or files open.
 """
 
 from __future__ import annotations

@@ -336,8 +336,8 @@ class _Rebuild:
         built = self.builder(job, progress)
         queues = built.queues
         if self.target == self.root and queues is not None:
-            # Only the old queues show which messages are lost. So search them before the rebuild
-            # moves them to quarantine.
+            # Only the old queues show which messages are lost, so search the old queues before the
+            # rebuild moves them to quarantine.
             search = LossSearch(
                 layout, end=log.end, damage=log.damage, last_timestamp=log.last_timestamp
             )

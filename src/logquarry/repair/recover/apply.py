@@ -175,8 +175,8 @@ class _Work:
                 # files.
                 times = checkpoint.index_timestamp = 0
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
-            # After a crash, a broker of 5.5 dispatches from these offsets on. So they must not be
-            # after the log's end.
+            # After a crash, a broker of 5.5 dispatches from these offsets on, so the offsets must
+            # not be after the log's end.
             checkpoint.offsets = checkpoint.offsets.limited(self._plan.log_end)
             if self._plan.harmed_offset is not None:
                 checkpoint.offsets = checkpoint.offsets._replace(logics_physical=0)

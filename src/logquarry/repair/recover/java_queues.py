@@ -298,9 +298,10 @@ class JavaQueue:
         """Append entries in the order of the log, as ``putMessagePositionInfo`` does. Raises
         JavaRefusal if the position of a new file is too large for a file name.
 
-        QUIRK: the dispatcher skips a message that ends at or before ``max_physical``. It also skips
-        an entry whose queue offset is before the queue's end, unless the queue offset is 0. All
-        other entries are appended at the queue's end, even if their queue offsets are higher.
+        QUIRK: the dispatcher skips a message that ends at or before ``max_physical``. The
+        dispatcher also skips an entry whose queue offset is before the queue's end, unless the
+        queue offset is 0. All other entries are appended at the queue's end, even if their queue
+        offsets are higher.
         """
         if not len(units):
             return
@@ -308,7 +309,7 @@ class JavaQueue:
             ends = units["physical_offset"].astype(np.int64) + units["size"]
             known = int(np.count_nonzero(ends <= self.max_physical))
             offsets, units = offsets[known:], units[known:]
-        # Other rules apply to an entry with queue offset 0. So pass each such entry separately.
+        # Other rules apply to an entry with queue offset 0, so pass each such entry separately.
         breaks = np.diff(offsets) != 1
         if len(offsets) and int(offsets.min()) <= 0:
             breaks |= (offsets[:-1] == 0) | (offsets[1:] == 0)

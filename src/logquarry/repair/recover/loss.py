@@ -145,7 +145,7 @@ class LossSearch:
         end: physical offset at which the log will end.
         last_timestamp: store time of the last message before ``end``, None if unknown.
         dropped: for each queue that differs from the log, the queue offset of the first entry that
-            the recovery will drop. If it is None, a few entries of each queue are probed.
+            the recovery will drop. If ``dropped`` is None, a few entries of each queue are probed.
     """
 
     def __init__(

@@ -107,7 +107,7 @@ class Steps(list[Step]):
 class RecoveryPlan:
     """The plan of a recovery. Making the plan does not change the store.
 
-    A plan can be applied again, for example after an interruption. The result is then the same.
+    A plan can be applied again, for example after an interruption, and the result is then the same.
 
     Attributes:
         looked_at: the facts in the store on which the plan is based, as text.

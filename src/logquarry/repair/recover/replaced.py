@@ -181,8 +181,8 @@ class ReplacedFiles:
 
 
 def _needs_entry(queue: Queue | None, frame: Frame) -> bool:
-    """Whether a sound store has an entry for the frame. It has none for a PREPARED or ROLLBACK
-    message, or for a message before the first entry of the queue.
+    """Whether a sound store has an entry for the frame. A sound store has no entry for a PREPARED
+    or ROLLBACK message, or for a message before the first entry of the queue.
     """
     if not advances_queue(frame.sys_flag):
         return False

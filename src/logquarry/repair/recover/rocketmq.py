@@ -414,8 +414,8 @@ class _Recovery:
         return self._keeper.writer
 
     def sync_index(self, least_pages: int = 1) -> None:
-        """Sync the index files that are full. RocketMQ does this in a background thread. With
-        ``least_pages`` 0, also sync the last index file.
+        """Sync the index files that are full. RocketMQ syncs these files in a background thread.
+        With ``least_pages`` 0, also sync the last index file.
         """
         if self._keeper is not None:
             self._keeper.guard()

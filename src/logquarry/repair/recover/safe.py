@@ -2,7 +2,7 @@
 
 The planner reads the log once, and compares it with the queues (:mod:`logquarry.repair.audit.log`,
 :mod:`logquarry.repair.audit.first_difference`). Of the store's files, a recovery deletes only
-``abort`` and files that contain only zeros. It moves bad files to quarantine.
+``abort`` and files that contain only zeros. A recovery moves bad files to quarantine.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ _FOLDERS: Final = (
 
 
 class WrongEntry(StoreUnavailable):
-    """A store file is no regular file, or its path is a second name of another file."""
+    """A store file is not a regular file, or its path is a second name of another file."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}. Nothing was changed")
@@ -63,7 +63,7 @@ class WrongEntry(StoreUnavailable):
 
 
 def check_entries(root: Path, config: StoreConfig) -> None:
-    """Raise WrongEntry if a store file is no regular file, or if it has two names in the store.
+    """Raise WrongEntry if a store file is not a regular file, or if it has two names in the store.
 
     A missing file is accepted.
     """
@@ -120,7 +120,8 @@ def check_places(root: Path) -> None:
 def _check_second_names(folder: Path) -> None:
     """Check that the second names of a folder's files can be listed.
 
-    A recovery and a retention first list and remove these names. The plan has no step for this.
+    A recovery and a retention first list and remove these names. The plan has no step for this
+    removal.
     """
     second = links_of(folder)
     for path in (second.parent, second):

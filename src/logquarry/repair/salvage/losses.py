@@ -1,9 +1,10 @@
 """Finds what a damaged log has lost: the damaged parts, their messages, and harmed queue offsets.
 
-BODYCRC does not cover the queue offset in a frame. So damage can change it, and the frame
-still seems valid. A queue offset is called *harmed* if damage changed it. It then does not fit
-between the queue offsets of the neighbouring messages. If salvage used it, the topic would seem to
-be deleted and created again, or billions of messages would seem to be missing.
+BODYCRC does not cover the queue offset in a frame. So damage can change the queue offset, and the
+frame still seems valid. A queue offset is called *harmed* if damage changed it. A harmed queue
+offset does not fit between the queue offsets of the neighbouring messages. If salvage used a harmed
+queue offset, the topic would seem to be deleted and created again, or billions of messages would
+seem to be missing.
 """
 
 from __future__ import annotations
@@ -464,7 +465,8 @@ class StoreTimes:
         self.lowered: dict[int, int] = {}
         self.raised = 0
         self._last = self._before = 0
-        # The last added message. Its time is checked when the next message is added.
+        # The last added message. The time of this message is checked when the next message is
+        # added.
         self._open = np.empty((2, 0), np.int64)
 
     def take(self, places: Int64, times: Int64) -> None:

@@ -107,7 +107,9 @@ class SalvageTarget:
                 raise
 
     def discard(self) -> None:
-        """Remove the files that this salvage has made. The first Ctrl-C waits for this."""
+        """Remove the files that this salvage has made. The first Ctrl-C takes effect after the
+        removal.
+        """
         # If a file cannot be removed, the folder .salvage stays and marks the store as incomplete.
         with held(), contextlib.suppress(OSError, UsageError):
             if not undo_or_finish(self._into) and self._is_new:
