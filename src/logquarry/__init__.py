@@ -27,9 +27,9 @@ when you first use the name.
 
 import os
 
-# Type checkers treat a variable of this name as true. To import TYPE_CHECKING from typing would
-# take longer than the rest of this module. The head of this module imports little, because the
-# command line cannot handle Ctrl-C before this import has ended.
+# Type checkers treat a variable named TYPE_CHECKING as true. An import of TYPE_CHECKING from typing
+# would take longer than the rest of this module. The head of this module imports little, because
+# the command line cannot handle Ctrl-C before this import has ended.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

@@ -142,7 +142,7 @@ def text(value: object, field: str, *, takes: str = "text") -> str:
     """Check a text, and return it as a ``str``, not as an object of a subclass."""
     if type(value) is str:
         return value
-    # Compiled functions refuse subclasses of str. And str() of a member of an enumeration can be
+    # Compiled functions refuse subclasses of str. For a member of an enumeration, str() can return
     # the member's name instead of its text, so call str's own method.
     return str.__str__(instance(value, field, str, takes))
 
@@ -168,7 +168,7 @@ def names(value: object, field: str) -> list[str]:
 
 
 def is_iterable(value: object) -> TypeGuard[Iterable[object]]:
-    """Return whether a value can be iterated. NumPy's arrays without a dimension cannot."""
+    """Return whether a value is iterable. A NumPy array without dimensions is not."""
     return isinstance(value, Iterable) and getattr(value, "shape", None) != ()
 
 
@@ -295,7 +295,7 @@ def clock(value: Callable[[], object], field: str) -> Callable[[], int]:
 def mapping(
     value: object, field: str, takes: str, *, has_secrets: bool = False
 ) -> Mapping[Any, Any]:
-    """Check that an argument is a mapping. With ``has_secrets``, the error does not show it."""
+    """Check that an argument is a mapping. With ``has_secrets``, the error omits the value."""
     if not isinstance(value, Mapping):
         if has_secrets:
             kind = type(value).__name__
@@ -338,8 +338,8 @@ def _require_held(value: memoryview, field: str) -> None:
 
 
 def path(value: object, field: str = "path", *, may_be_long: bool = False) -> str:
-    """Check a path or URL, and return it as text. With ``may_be_long``, leave it to the file system
-    whether a name in it is too long.
+    """Check a path or URL, and return it as text. With ``may_be_long``, names of any length are
+    accepted, because the file system rejects names that are too long.
     """
     try:
         found = text(os.fsdecode(value), field)  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
 """The list of the compiled modules, and the environment variable that runs all of them interpreted.
 
 ``hatch_build.py`` compiles the modules in :data:`MODULES` with the C types in the ``.pxd`` file
-beside each module. Without a C compiler and Python's headers, or with ``LOGQUARRY_COMPILED=off``,
-the same code runs interpreted. Without Cython, the modules import this module instead of the module
-``cython``.
+beside each module. If the C compiler or Python's headers are missing, or with
+``LOGQUARRY_COMPILED=off``, the same code runs interpreted. Without Cython, the modules import this
+module instead of the module ``cython``.
 """
 
 from __future__ import annotations

@@ -113,8 +113,8 @@ class StoreConfig(LayoutConfig):
         max_transfer_count_on_message_in_memory: maximum number of messages of one ``get``.
         max_transfer_bytes_on_message_in_memory: maximum bytes of one ``get``.
         max_transfer_count_on_message_in_disk: maximum number of messages of one ``get``, if the
-            messages are on disk. They are assumed to be on disk, and not in the page cache, if
-            their distance from the log's end in bytes exceeds
+            messages are on disk. The store assumes that messages are on disk, and not in the page
+            cache, if their distance from the log's end in bytes exceeds
             ``access_message_in_memory_max_ratio`` percent of the machine's memory.
         max_transfer_bytes_on_message_in_disk: maximum bytes of one ``get``, if the messages are on
             disk.
@@ -377,7 +377,8 @@ class StoreConfig(LayoutConfig):
         except (OSError, UnicodeError) as error:
             raise UsageError(f"{path}: cannot be read: {error}") from error
         if text.startswith("\ufeff"):
-            # In RocketMQ, the mark becomes part of the first name, so this setting is ignored.
+            # RocketMQ reads the byte order mark as a part of the first setting's name, and so
+            # ignores this setting.
             raise UsageError(
                 f"{path}: begins with a byte order mark, which hides the first setting from "
                 "RocketMQ: save the file as UTF-8 without a byte order mark"
@@ -465,7 +466,7 @@ def broker_names() -> frozenset[str]:
 
 
 def check_names(names: Iterable[str], used: Collection[str]) -> list[str]:
-    """Return a warning for each name that is no setting of RocketMQ or logquarry.
+    """Return a warning for each name that is neither a setting of RocketMQ nor one of logquarry.
 
     RocketMQ ignores an unknown name. If logquarry ignored the misspelled name of a file size, it
     could read the files with a wrong size.

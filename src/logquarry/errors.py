@@ -40,11 +40,11 @@ LIMITS: Final = {
     errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
     errno.ENOMEM: "free memory",
 }
-"""Errors of ``open`` that are no fault of the file or the disk, each with the user's next step."""
+"""Errors of ``open`` that the file and the disk do not cause, each with the user's next step."""
 
 
 def reason_of(error: OSError) -> str:
-    """Return why a system call failed. If a limit was reached, add the user's next step."""
+    """Return why a system call failed. For a limit of the system, add the next step."""
     step = LIMITS.get(error.errno or 0)
     reason = error.strerror or str(error)
     return reason if step is None else f"{reason}: {step}"
@@ -72,7 +72,7 @@ class WrongType(UsageError, TypeError):
 
 
 class BadFilter(UsageError):
-    """An invalid SQL92 filter. ``column`` is the error's position in the filter, from 1."""
+    """An invalid SQL92 filter. ``column`` is the error's position in the filter, counted from 1."""
 
     def __init__(self, expression: str, column: int, reason: str) -> None:
         super().__init__(f"column {column} of the filter {expression[:200]!r}: {reason}")
@@ -92,7 +92,7 @@ class SourceNotReadable(LogquarryError):
 class BadRow(LogquarryError):
     """A row of an import is not a message, or the store rejects the row.
 
-    ``number`` is the number of the line or row (``unit``), from 1.
+    ``number`` is the number of the line or row (``unit``), counted from 1.
     """
 
     def __init__(self, path: str, unit: str, number: int, reason: str) -> None:

@@ -65,8 +65,8 @@ class Message(_Fields):
             contain a space.
         properties: further properties; ``None`` if there are none.
         properties_string: the property string, stored as given. If the message has a delay or uses
-            multi-dispatch, the store must change properties. It then encodes a new string from
-            ``properties``; if ``properties`` is None, it first parses the given string.
+            multi-dispatch, the store must change properties. The store then encodes a new string
+            from ``properties``; if ``properties`` is None, the store first parses the given string.
         delay_level: the DELAY property; 0 for no delay.
         wait_store_ok: whether the put waits for flush and replica. False adds the property WAIT.
         flag: the field FLAG, whose bits the application defines.
@@ -77,7 +77,7 @@ class Message(_Fields):
         born_timestamp: born time in milliseconds; ``None`` for the time of the store's clock at the
             put.
         born_host: the producer: text ``ip:port`` or ``[ip]:port`` with a port from 0 to 65535, or
-            the 8 or 20 bytes of a frame. Such bytes are not checked.
+            the 8 or 20 bytes of a frame. The put does not check the bytes of a host.
         store_host: the broker's address, in the same forms as ``born_host``; ``None`` for
             ``StoreConfig.store_host``.
         reconsume_times: how often consumers sent the message back.
@@ -140,7 +140,7 @@ class Message(_Fields):
             reconsume_times,
             prepared_transaction_offset,
         )
-        # Accept the usual values without further checks: they have exactly these types. For rare
+        # Values of exactly these types are the usual case, and need no further checks. For rare
         # fields, the cheapest check is whether the value is the default object (measured with
         # logquarry bench put).
         if (

@@ -54,8 +54,8 @@ def _metric(
     text: str,
     samples: Iterable[_Sample],
 ) -> Metric:
-    """Make one metric. Its samples have the labels in ``shared``, and those that ``name`` names in
-    braces.
+    """Make one metric. Each sample has the labels in ``shared``, and the labels that ``name`` lists
+    in braces.
 
     The text format is UTF-8, so the label values are escaped: names of folders and of consumer
     groups can contain lone surrogates.

@@ -72,7 +72,8 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     ``Path.read_bytes`` blocks at a FIFO, and never ends at a device like /dev/zero.
 
     Raises:
-        OSError: if the path is no regular file, cannot be read, or does not fit into memory.
+        OSError: if the path is not a regular file, or if the file cannot be read or does not fit
+            into memory.
     """
     with opened(path, READ_ONLY) as descriptor:
         mode = os.fstat(descriptor).st_mode
@@ -95,8 +96,8 @@ def folders_below(
     3.12, ``os.walk`` and ``Path.rglob`` fail with RecursionError at a thousand nested folders.
 
     Args:
-        unreadable: called with each folder that cannot be listed, and the error. If it raises no
-            exception, the folder is skipped.
+        unreadable: called with each folder that cannot be listed, and the error. If ``unreadable``
+            raises no exception, the folder is skipped.
     """
     waiting = [Path(folder)]
     while waiting:
@@ -200,7 +201,7 @@ def end_lock(descriptor: int) -> None:
 
 
 def _forget_all() -> None:
-    # The locks stay with the parent. One of its threads may have held `_locking` at the fork.
+    # The locks stay with the parent. A thread of the parent may have held `_locking` at the fork.
     global _locking  # noqa: PLW0603 - the one lock of the process
     _locking = threading.RLock()
     _locked_here.clear()
@@ -347,9 +348,9 @@ def require_writing(place: str | os.PathLike[str]) -> None:
 def cache_folders(environ: Mapping[str, str] | None = None) -> Iterator[Path]:
     """Yield candidate folders for caches (the Java shim, compiled kernels), best first.
 
-    The first folder is LOGQUARRY_CACHE_DIR, else ``logquarry`` in XDG_CACHE_HOME or in ~/.cache.
-    This folder can be missing, read-only or mounted noexec. The last folder is a temporary folder
-    that only this user can write.
+    The first folder is LOGQUARRY_CACHE_DIR. If this variable is not set, the first folder is
+    ``logquarry`` in XDG_CACHE_HOME or in ~/.cache. This folder can be missing, read-only or mounted
+    noexec. The last folder is a temporary folder that only this user can write.
     """
     environ = os.environ if environ is None else environ
     own, xdg = environ.get("LOGQUARRY_CACHE_DIR"), environ.get("XDG_CACHE_HOME")
@@ -425,7 +426,7 @@ class Held:
     until the ``with`` block of :func:`held` ends. A second interrupt takes effect at once, except a
     SIGHUP: a terminal that closes can send SIGHUP twice, and systemd can send it after SIGTERM.
 
-    Three parts of logquarry need this:
+    Three parts of logquarry hold back interrupts, for these reasons:
 
     - An import must report exactly how many messages it has put.
     - py4j has one connection per thread. An exception inside a call leaves the call's answer in the

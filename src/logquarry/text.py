@@ -128,7 +128,8 @@ def preview(body: bytes, most: int = 100) -> str:
     if not body:
         return "(empty)"
     head = body[: 4 * most]
-    # The cut may split a character. Its incomplete bytes do not make the body invalid text.
+    # The cut may split a character. The incomplete bytes of this character do not make the body
+    # invalid text.
     whole = len(head) == len(body)
     text = codecs.getincrementaldecoder("utf-8")("replace").decode(head, final=whole)
     odd = sum(not (c.isprintable() or c in "\r\n\t") or c == "\ufffd" for c in text[:most])
@@ -169,7 +170,7 @@ def columns(
     """
     if not rows:
         return []
-    # Work on columns, which is faster: a store can have a million of consumer groups.
+    # Work on columns, which is faster: a store can have a million consumer groups.
     cells = list(zip(*rows, strict=True))
     widths = [_width(column) for column in cells]
     room = widths.copy()

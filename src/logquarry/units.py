@@ -19,7 +19,7 @@ Clock = Callable[[], int]
 """Function that returns the time in milliseconds since 1970 (``System.currentTimeMillis()``)."""
 
 _NS_PER_MS: Final = 1_000_000
-# Each put calls this function, and would be slower if the function looked ``time.time`` up.
+# Each put calls this function. A put would be slower if the function looked up ``time.time``.
 _time_ns = time.time_ns
 
 

@@ -2,8 +2,9 @@
 
 - The QUEUEOFFSET of a PREPARED message is the number of the message's entry in the state table,
   unless the number is implausible. A producer sends this number when it ends the transaction.
-- A COMMIT or ROLLBACK message contains the physical offset of a PREPARED message. It ends the
-  transaction of that message if both messages have the same producer group.
+- A COMMIT or ROLLBACK message contains the physical offset of a PREPARED message. The COMMIT or
+  ROLLBACK message ends the transaction of that message if both messages have the same producer
+  group.
 - RocketMQ finds an entry in the state table only by its number. If RocketMQ builds a new table, the
   entries get new numbers. RocketMQ then ignores a COMMIT or ROLLBACK with an old number.
 """
@@ -264,7 +265,7 @@ class TransactionBook:
     def take(self, frame: TransactionFrame) -> Change | None:
         """Process the next transaction frame of the log.
 
-        Return the change that it makes to the table, or None.
+        Return the change that the frame makes to the table, or None.
         """
         change = self.change_of(frame)
         if change is not None:
@@ -272,7 +273,7 @@ class TransactionBook:
         return change
 
     def change_of(self, frame: TransactionFrame) -> Change | None:
-        """Return the change that the next frame makes to the table, or None. It is not applied."""
+        """Return the change that the next frame makes to the table, or None. Do not apply it."""
         if frame.is_prepared:
             unit = frame.unit()
             return Change(self._number_of(frame), unit, unit.state)
@@ -307,7 +308,9 @@ class TransactionBook:
 
 
 def filler(before: StateUnit) -> StateUnit:
-    """Return the entry for a lost message. Its state is ROLLBACK, so RocketMQ never checks it."""
+    """Return the entry for a lost message. The state in the entry is ROLLBACK, so RocketMQ never
+    checks the transaction.
+    """
     return StateUnit(
         before.physical_offset,
         FILLER_SIZE,
@@ -357,8 +360,8 @@ def found_in(table: UnitFiles, redo: UnitFiles) -> TransactionsFound:
 def differs_from_redo(
     layout: StoreLayout, opened: Mapping[int, OpenTransaction], redo: Units, log_start: int
 ) -> str | None:
-    """Return the first transaction that is open in only one of the state table and the redo log;
-    else None.
+    """Return a text about the first transaction that is open only in the state table or only in the
+    redo log; None if both have the same open transactions.
     """
     is_prepared = redo["tags_code"] == PREPARED_TAG
     begun = redo["physical_offset"][is_prepared].astype(np.int64)

@@ -1,5 +1,5 @@
-"""Transactions in dialect 3.1: begins, commits, rolls back and checks them, and has the rules for
-their frames.
+"""Transactions in dialect 3.1: begins, commits, rolls back and checks transactions, and defines the
+rules for their frames.
 
 To end a transaction, this module puts a COMMIT or a ROLLBACK message, as a broker of RocketMQ 3.x
 does. Both messages contain the physical offset of the PREPARED message. A ROLLBACK also contains
@@ -189,9 +189,9 @@ class PreparedTransactions:
         self._wait_dispatched()
         with self._lock:
             if self._has_failed:
-                # An earlier call has failed. It may have appended its message after the wait above
-                # began. So wait again. After this wait, the table shows whether that message ended
-                # the transaction.
+                # An earlier call has failed. That call may have appended its message after the wait
+                # above began. So wait again. After this wait, the table shows whether that message
+                # ended the transaction.
                 self._wait_dispatched()
                 self._has_failed = False
             # Forget the transactions that the table no longer lists as open.
@@ -228,8 +228,8 @@ class PreparedTransactions:
         """Set the function that each check calls about open transactions (``gotoCheck``).
 
         The function returns the outcome of the transaction, or None if it does not know the outcome
-        yet. It may also end the transaction with :meth:`commit` or :meth:`rollback`. Exceptions
-        that the function raises are logged.
+        yet. The function may also end the transaction with :meth:`commit` or :meth:`rollback`.
+        Exceptions that the function raises are logged.
         """
         self._listener = arguments.optional(arguments.function, listener, "listener")
 
@@ -268,7 +268,7 @@ def _end_of(frame: Frame, number: int, end: TransactionEnd) -> Message:
     order = java.hash_map_order(values, _FRESH_TABLE)
     string = props.encode({name: values[name] for name in order}, is_closed=True)
     # The put of the COMMIT or ROLLBACK must ignore DELAY and WAIT, so remove them from ``values``.
-    # They stay in the property string, which is stored.
+    # Both properties stay in the property string, which is stored.
     values.pop(props.DELAY, None)
     values.pop(props.WAIT, None)
     is_commit = end is TransactionEnd.COMMIT
@@ -327,7 +327,7 @@ class ScratchBuffer:
         self._data = bytearray(max_message_size + _BLANK)
 
     def take(self, data: bytes | bytearray | memoryview) -> None:
-        """Copy bytes to the start of the buffer. The bytes after them stay as they are."""
+        """Copy bytes to the start of the buffer. The other bytes of the buffer stay as they are."""
         size = min(len(data), len(self._data))
         self._data[:size] = data[:size]
 
@@ -335,8 +335,8 @@ class ScratchBuffer:
         """Copy the parts of each frame that a recovery of RocketMQ reads: body, topic and
         properties.
 
-        QUIRK: the recovery uses this same buffer to read them (test_dialect31.py:
-        v3-blank/reopened).
+        QUIRK: RocketMQ's recovery reads these parts into the buffer that its puts use
+        (test_dialect31.py: v3-blank/reopened).
         """
         rows = run.rows
         lengths = np.stack([rows[:, length] for _, length in _PARTS], axis=1).reshape(-1)
@@ -364,8 +364,8 @@ class AppendRules31(AppendRules):
 
     The appender calls the methods while it holds the log's lock. A PREPARED message gets the next
     number of the state table as its QUEUEOFFSET. A ROLLBACK gets the number of its transaction.
-    ``next_in_table`` returns the next number. It is called only when all messages of the log are
-    dispatched to the table.
+    ``next_in_table`` returns the next number. The appender calls ``next_in_table`` only when all
+    messages of the log are dispatched to the table.
     """
 
     def __init__(self, scratch: ScratchBuffer, next_in_table: Callable[[], int]) -> None:

@@ -116,8 +116,8 @@ class StateTableKeeper:
             if frame.physical_offset >= self._table_until:
                 change = self._book.change_of(frame)
                 if change is not None:
-                    # Write first: if the write fails, the book is unchanged, so that the frame gets
-                    # the same number at the next try.
+                    # Write the files before the change is applied to the book in memory: if the
+                    # write fails, the frame then gets the same number at the next try.
                     self._write(change)
                     self._book.apply(frame, change)
                 self._table_until = end
@@ -191,7 +191,7 @@ class StateTableKeeper:
             try:
                 self._table.remove_until(last_base)
             finally:
-                # Without its entry, a transaction cannot be ended, so it no longer counts as open.
+                # A transaction without its entry cannot be ended, so it no longer counts as open.
                 first = self._table.bases[0] // STATE_SIZE if self._table.bases else 0
                 still = self._book.open.items()
                 self._book.open = {at: one for at, one in still if one.number >= first}
@@ -255,7 +255,7 @@ def keeps_transactions(layout: StoreLayout, config: StoreConfig) -> bool:
 class TransactionCheck:
     """Builds state table and redo log from the log, in memory, and compares the files with both.
 
-    ``before`` has the transactions that are older than the part of the log to read.
+    ``before`` contains the transactions that are older than the part of the log to read.
     """
 
     def __init__(self, before: Mapping[int, OpenTransaction] | None = None) -> None:
@@ -291,8 +291,8 @@ class TransactionCheck:
         """Yield each difference between the table and the log, and whether RocketMQ itself causes
         it.
 
-        When RocketMQ builds a new table, it leaves out ended transactions, so their absence is no
-        difference.
+        RocketMQ leaves out ended transactions when it builds a new table, so a missing entry of an
+        ended transaction does not count as a difference.
         """
         table = read_table(layout)
         if table.fault is not None:
@@ -331,8 +331,8 @@ class TransactionCheck:
             yield f"its entries end at {table.end}, but the log has higher numbers", True
 
     def ended_faults(self, table: UnitFiles, start: int) -> Iterator[tuple[str, bool]]:
-        """Yield the differences between the other entries of the table and the log from ``start``
-        on.
+        """Compare the entries of ended transactions with the log from ``start`` on, and yield the
+        differences.
         """
         units = table.units
         real = units["size"] != FILLER_SIZE
@@ -419,10 +419,11 @@ class TransactionCheck:
 
 
 def find_transactions(layout: StoreLayout, start: int, stop: int) -> TransactionsFound | str:
-    """Read the state table and the redo log of a store that was shut down cleanly. Return their
-    contents, or why a recovery is needed, which reads the whole log.
+    """Read the state table and the redo log of a store that was shut down cleanly.
 
-    Both are compared with each other, and with the frames of the log from ``start`` to ``stop``.
+    The function compares both with each other, and with the frames of the log from ``start`` to
+    ``stop``. If there is no difference, it returns their contents. Otherwise, it returns the reason
+    why a recovery must read the whole log.
     """
     table, redo = read_table(layout), read_redo(layout)
     if (fault := table.fault or redo.fault) is not None:
@@ -439,7 +440,7 @@ def find_transactions(layout: StoreLayout, start: int, stop: int) -> Transaction
         if (fault := check.redo_difference(redo, start)) is not None:
             return f"{REDO_LOG}: {fault}"
         faults = [reason for reason, _ in check.open_faults(table)]
-        # An entry with another outcome than the log is no reason for a recovery: RocketMQ writes
+        # A recovery is not needed if an entry has another outcome than the log: RocketMQ writes
         # such an entry if a producer sends a wrong number.
         faults += [reason for reason, is_stale in check.ended_faults(table, start) if not is_stale]
         if faults:

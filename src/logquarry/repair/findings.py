@@ -40,7 +40,8 @@ class Kind(NamedTuple):
     Attributes:
         severity: ``damage``, or ``note`` for a fact that is not damage.
         meaning: what a finding of this kind means, as text for the docs.
-        words: the next step, as text for the docs. If it is empty, the docs show ``action.value``.
+        words: the next step, as text for the docs. If ``words`` is empty, the docs show
+            ``action.value``.
     """
 
     severity: Severity

@@ -38,7 +38,9 @@ _Run = tuple[int, Records]
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """The first offset of a log (physical) or of a queue (queue offset), and one past the last."""
+    """The first offset of a log (physical offset) or of a queue (queue offset), and the offset
+    after the last one.
+    """
 
     min_offset: int
     max_offset: int

@@ -96,7 +96,7 @@ class StoreDiff:
             after ``start``.
         config: name of a file in config/ -> ``equal``, ``different``, ``only_a`` or ``only_b``.
             Consumers change these files, so they do not affect the verdict.
-        notes: further facts about the comparison that are no divergence, as text.
+        notes: further facts about the comparison that do not count as a divergence, as text.
         lost: the stores whose last log files are missing.
         unread: the stores whose queues in RocksDB could not be read, and were not compared.
     """
@@ -191,7 +191,7 @@ class LogDiff:
         file_a, file_b = _file_at(self._a, start), _file_at(self._b, start)
         if file_a is None or file_b is None:
             missing: Side = "a" if file_a is None else "b"
-            # A file that both logs lack is no difference.
+            # A file that both logs lack does not count as a difference.
             if name := file_a or file_b:
                 self.parts.append(LogPart(name, start, stop - start, stop - start, start, missing))
                 self.divergence = self.divergence or self._divergence(start)
@@ -347,10 +347,10 @@ def diff(
 ) -> StoreDiff:
     """Compare two stores: the common part of their logs byte by byte, then their queues.
 
-    It is no divergence if one log begins later or ends earlier than the other. Nothing is changed.
-    Other processes may write to the stores during the call. The comparison stops at the ends that
-    the logs had at the start of the call. ``to_json()`` of the result is the document that
-    ``logquarry diff --json`` prints (docs/json.md).
+    The logs do not diverge if one log only begins later or ends earlier than the other. Nothing is
+    changed. Other processes may write to the stores during the call. The comparison stops at the
+    ends that the logs had at the start of the call. ``to_json()`` of the result is the document
+    that ``logquarry diff --json`` prints (docs/json.md).
 
     Args:
         a: folder or URL of a store.

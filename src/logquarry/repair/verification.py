@@ -119,7 +119,7 @@ def verify_store(
     stretch_bytes: int = STRETCH_BYTES,
     sound: SoundParts | None = None,
 ) -> VerifyReport:
-    """See :func:`verify`. ``sound`` has the parts in which Spark tasks have found no fault."""
+    """See :func:`verify`. ``sound`` contains the parts in which Spark tasks have found no fault."""
     layout = layout.by_content()
     require_own_settings(layout)
     return _Verification(layout, progress, stretch_bytes, sound).run()

@@ -179,7 +179,7 @@ def check_config(layout: StoreLayout, report: VerifyReport) -> None:
 def check_databases(layout: StoreLayout, report: VerifyReport, *, is_live: bool) -> None:
     """Read all records of the RocksDB folders of index, timers, transactions and pop records."""
     for folder in (ROCKSDB_STORE, KV_STORE):
-        # A running broker replaces files while they are read. So report only a failure of the last
+        # A running broker replaces files while they are read, so report only a failure of the last
         # attempt.
         for left in reversed(range(_LIVE_ATTEMPTS if is_live else 1)):
             try:

@@ -11,13 +11,14 @@ same bytes as the reference (tests/property/test_put_path_twins.py):
 The reference can put any message or batch. :meth:`CommitLogWriter.put_common` returns None, and
 changes nothing, in these cases:
 
-- The message has a delay, the property WAIT or further queues, or its body is no ``bytes`` object.
+- The message has a delay, the property WAIT or further queues, or its body is not a ``bytes``
+  object.
 - The message must be refused.
 - The store has dialect 3.1 or property CRCs.
 
 If this module is compiled, :meth:`CommitLogWriter.put_common_batch` puts common batches, and
-``elapsed_ms`` is measured with a clock that advances only every 1 to 4 ms. If it is interpreted,
-the reference (:mod:`logquarry.write.encode_batch`) makes the frames of all batches.
+``elapsed_ms`` is measured with a clock that advances only every 1 to 4 ms. If this module is
+interpreted, the reference (:mod:`logquarry.write.encode_batch`) makes the frames of all batches.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def is_written_as_given(
     """Whether the store writes the property string of a message unchanged."""
     if type(text) is not str or keys is not None or tags is not None or properties is not None:
         return False
-    # This also finds the timer's delay properties, because their names contain the text of _DELAY.
+    # The search for _DELAY also finds the timer's delay properties, because their names contain
+    # this text.
     return not (_DELAY in text or _DELIVER in text or _WAIT in text or _COPIES in text)
 
 
@@ -235,7 +237,8 @@ class CommitLogWriter(LogAppender):
                     body_length,
                 )
                 try:
-                    # These lines do the same as MappedFile.append, but save the call.
+                    # The next lines do the same as MappedFile.append, but without the cost of the
+                    # call.
                     file.buffer[at:end] = b"".join((head, body, rest))
                     if not file.address:
                         file.keep(at, end)
@@ -259,7 +262,7 @@ class CommitLogWriter(LogAppender):
             finally:
                 self._held_since = 0.0
         held = (_monotonic() - began) * _MS
-        # This takes half as long as PutResult(...).
+        # This call takes half as long as PutResult(...).
         result: PutResult = _new(
             PutResult,
             (
@@ -299,7 +302,8 @@ class CommitLogWriter(LogAppender):
 
     def _fill(self, item: Any, message: Message, body: bytes) -> object:
         """Compiled: fill an Item for :meth:`FrameAppend.append_items`. Return the object that owns
-        the memory of the property string. The caller must keep it as long as it uses the Item.
+        the memory of the property string. The caller must keep this object as long as it uses the
+        Item.
 
         Return None, or raise OverflowError or UnicodeEncodeError, if the reference must put the
         message.
@@ -345,8 +349,8 @@ class CommitLogWriter(LogAppender):
         wire: bytes | None = None,
         message: Message | None = None,
     ) -> PutResult:
-        """Put messages of one topic and queue. Either all frames are appended, to the same file, or
-        none.
+        """Put messages of one topic and queue. Either all frames are appended to the same file, or
+        no frame is appended.
         """
         result, wait = self.append_batch(messages, wire, message)
         return self.settle(result, wait)
@@ -378,8 +382,8 @@ class CommitLogWriter(LogAppender):
         if wire is None:
             if messages is None or message is not None:
                 return None
-            # Copy the list to a tuple. It keeps the messages alive even if another thread changes
-            # the list.
+            # Copy the list to a tuple, which keeps the messages alive even if another thread
+            # changes the list.
             held = tuple(messages)
             if not held:
                 return None

@@ -282,7 +282,7 @@ class CommonFrames:
             place = cython.cast(cython.p_char, PyMemoryView_GET_BUFFER(view).buf)
             memcpy(place + at, frames, whole)
             file.keep(at, at + whole)
-        # Compiled code runs these lines without interruption: Python runs no other thread and no
+        # Compiled code runs the next lines without interruption: Python runs no other thread and no
         # signal handler between them.
         for index in range(used):
             offsets[self._keys[self._used[index]]] = self._queues[self._used[index]].next

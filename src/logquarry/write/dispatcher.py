@@ -1,9 +1,9 @@
 """The dispatcher reads the log and writes consume queues and index (``ReputMessageService``).
 
-The dispatcher reads many frames at once (a run), in the log's order. Then it writes their queue
-entries and index keys, and calls the arrival listeners (``MessageArrivingListener``). The
-dispatcher stops if a frame cannot be read, or if the frame's entry would leave a gap in its queue.
-Java would skip the rest of its buffer instead.
+The dispatcher reads many frames at once (a run), in the log's order. Then it writes the queue
+entries and index keys of these frames, and calls the arrival listeners
+(``MessageArrivingListener``). The dispatcher stops if a frame cannot be read, or if the frame's
+entry would leave a gap in its queue. Instead of stopping, Java would skip the rest of its buffer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 
 class MessageArrival(NamedTuple):
-    """New messages in a queue. ``next_offset`` is the queue offset after the last of them.
+    """New messages in a queue. ``next_offset`` is the queue offset after the last of these
+    messages.
 
     ``store_timestamp`` is the store time of the last message, in milliseconds. ``tags_codes`` is
     None for a batch queue, and if a run has more than 1,024 messages of the queue.
@@ -138,8 +139,9 @@ class Dispatcher:
         dispatched: called with each run, after its queue entries and index keys are written.
         follow: called with each run, after its queue entries are written. Used for the state table
             of RocketMQ 3.1.
-        place: called with the entries of each run, by queue; returns the same entries by their
-            right queue. A recovery uses it to move the entries of frames with a damaged queue id.
+        place: called with the entries of each run, grouped by queue; returns the same entries,
+            grouped by their right queues. A recovery uses it to move the entries of frames with a
+            damaged queue id.
 
     Attributes:
         offset: physical offset up to which all messages are in queues and index.

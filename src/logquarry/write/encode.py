@@ -110,8 +110,8 @@ class Encoded:
 
 
 class Copies:
-    """A message whose properties contain queue offsets. Its frame can be made only under the log's
-    lock, when the offsets are known.
+    """A message whose properties contain queue offsets. The frame of such a message can be made
+    only under the log's lock, when the offsets are known.
 
     The properties contain the message's offset in each further queue (``MultiDispatch``), or the
     offset of the first message of an inner batch. The frame takes ``messages`` queue offsets.
@@ -127,7 +127,7 @@ class Copies:
         self._encode = encode
 
     def frame(self, queue_offset: int, offsets: list[int]) -> bytearray:
-        """Make the frame. ``offsets`` has the message's offset in each further queue.
+        """Make the frame. ``offsets`` contains the message's offset in each further queue.
 
         If the frame is too large, raise MessageRejected with UNKNOWN_ERROR, as in RocketMQ.
         """
@@ -229,7 +229,7 @@ class MessageEncoder:
         return hosts
 
     def numbers(self, message: Message) -> Numbers:
-        """Return the numbers of a message or batch for :meth:`frame`."""
+        """Return the numeric fields of a message or batch for :meth:`frame`."""
         born = message.born_timestamp
         return (
             message.queue_id,

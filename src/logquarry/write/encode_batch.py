@@ -59,8 +59,8 @@ def encode_batch(
 
     Args:
         wire: the messages. TOTALSIZE, MAGICCODE and BODYCRC are ignored.
-        message: the fields that all messages share. The properties in it are appended to the
-            properties of each message.
+        message: the fields that all messages share. The properties in ``message`` are appended to
+            the properties of each message.
         is_producer: whether a batch without UNIQ_KEY also becomes one frame, like a batch of a
             RocketMQ 5 producer.
 
@@ -158,7 +158,8 @@ def _inner_batch(
             raise too_large(len(made), config.max_message_size)
         return made
 
-    # Make the frame once, to refuse a too large batch before the append takes the log's lock.
+    # Make the frame once, so that a batch that is too large is refused before the append takes the
+    # log's lock.
     frame_at(str(java.LONG_MAX))
     wait = rules.waits(rules.looked_at(message))
     key, copies = (message.topic, message.queue_id), Copies((), frame_at, count)
@@ -247,7 +248,7 @@ Parts = tuple[Bytes, Bytes, Bytes, Bytes]
 
 
 class WireFrames(Encoded):
-    """The frames of a batch. A kernel writes them into the log's file.
+    """The frames of a batch. A kernel writes the frames into the log's file.
 
     ``parts``: the wire form, the head that all frames share, the topic, and the properties of the
     batch.

@@ -67,9 +67,9 @@ class GroupCommitService(Service):
         return ended
 
     def add(self, request: Waiter) -> None:
-        """Add a wait. It ends when the log is on the disk up to the wait's offset, when a sync
-        fails, or at the wait's deadline. A later sync still covers a message whose wait ended at
-        the deadline.
+        """Add a wait. The wait ends when the log is on the disk up to its offset, when a sync
+        fails, or at its deadline. A later sync still covers a message whose wait ended at the
+        deadline.
         """
         request.deadline = self._clock() + self._timeout_ms
         with self._change:
@@ -91,8 +91,8 @@ class GroupCommitService(Service):
         try:
             flushed = self._queue.flush(0)
         except SyncDelayed:
-            # The next sync can still cover these messages. If it comes too late for a put, the
-            # put's wait ends with FLUSH_DISK_TIMEOUT.
+            # The next sync can still cover these messages. If the next sync comes too late for a
+            # put, the put's wait ends with FLUSH_DISK_TIMEOUT.
             with self._change:
                 self._covered, self._waiting = [], covered + self._waiting
             raise

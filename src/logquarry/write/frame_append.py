@@ -197,8 +197,8 @@ class FrameAppend:
         queue_offsets: the next offset of each queue.
         takes_kernels: whether compiled code (kernels or this class) may write frames. If not, the
             pure-Python version (the reference) writes all frames.
-        settle: called after the append, without the log's lock. Waits for flush and replica if the
-            put requests it, and returns the result with the status of these waits.
+        settle: called after the append, without the log's lock. The function waits for flush and
+            replica if the put requests this, and returns the result with the status of these waits.
 
     Attributes:
         bar: the reason why no bytes may be appended now; None if bytes may be appended. An append

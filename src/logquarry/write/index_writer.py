@@ -44,9 +44,9 @@ def load_kernel() -> None:
 class IndexFileWriter:
     """Puts keys into one index file.
 
-    ``before`` is the header of the previous file. In the header of a new file, begin and end are
-    first the end time and the end offset from ``before``. With ``counts_keys``, the header's
-    ``slots_used`` counts keys instead of chains, as in RocketMQ 3.x.
+    ``before`` is the header of the previous file. The header of a new file starts with the end time
+    and the end offset of ``before``, as its begin and as its end. With ``counts_keys``, the
+    header's ``slots_used`` counts keys instead of chains, as in RocketMQ 3.x.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class IndexWriter:
             try:
                 return self._open(self._last_name, exclusive=True)
             except StoreUnavailable as error:
-                # This also happens if an earlier call created the file, but could not map it.
+                # The file also exists if an earlier call created it, but could not map it.
                 if not isinstance(error.__cause__, FileExistsError):
                     raise
 
@@ -379,8 +379,8 @@ class IndexKeeper:
 
     @property
     def held(self) -> frozenset[str]:
-        """The names of the files that can still change, or are not synced yet. When a name has left
-        the set, it never comes back.
+        """The names of the files that can still change, or are not synced yet. A name that has left
+        the set never comes back.
         """
         last = self.writer.last
         held = list(self._filled)

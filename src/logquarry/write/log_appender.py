@@ -1,7 +1,7 @@
 """Appends messages and raw bytes to the files of the commit log, under the log's lock, and ends a
 full file with a blank.
 
-The module is compiled if possible. It follows ``DefaultAppendMessageCallback.doAppend``,
+The module is compiled if possible. The code follows ``DefaultAppendMessageCallback.doAppend``,
 ``appendData`` and ``DefaultMessageStore.checkStoreStatus`` of 4.9.3. A frame fits into a file only
 if at least eight bytes remain after it. If a frame does not fit, a blank fills the rest of the
 file: ``[bytes left 4][cbd43194]``, and then any bytes. If an append raises an error, none of its
@@ -47,7 +47,9 @@ def settle_nothing(result: PutResult, wait: bool) -> PutResult:
 
 
 class AppendRules:
-    """The rules for an append in 4.9.3. Subclasses: dialect 3.1, and property CRCs."""
+    """The rules for an append in 4.9.3. Subclasses have the rules for dialect 3.1 and for property
+    CRCs.
+    """
 
     def own_offset(self, encoded: Encoded) -> int:
         """Return the value of the field QUEUEOFFSET for a frame that uses up no queue offset."""
@@ -77,9 +79,10 @@ class LogAppender(FrameAppend):
     """Appends any message to the log. Faster code for common messages must do the same as this
     class (the reference). Any thread may append.
 
-    ``rules`` has the rules of dialect 3.1 or for property CRCs. With such rules, only this class
-    writes frames; no compiled kernel does. See :class:`~logquarry.write.frame_append.FrameAppend`
-    for the other arguments. The argument ``queue_offsets`` is RocketMQ's ``topicQueueTable``.
+    ``rules`` contains the rules of dialect 3.1 or for property CRCs. With such rules, only this
+    class writes frames; no compiled kernel does. See
+    :class:`~logquarry.write.frame_append.FrameAppend` for the other arguments. The argument
+    ``queue_offsets`` is RocketMQ's ``topicQueueTable``.
     """
 
     def __init__(
@@ -262,8 +265,8 @@ class LogAppender(FrameAppend):
         with self._lock:
             began = self._held_since = _monotonic()
             try:
-                # If the clock returns no integer, raise the error here. Otherwise a later flush
-                # would fail.
+                # If the clock does not return an integer, raise the error here, because a later
+                # flush would fail otherwise.
                 yield index(self.clock()), began
             finally:
                 self._held_since = 0.0

@@ -25,10 +25,10 @@ LONGEST_PROPERTIES: Final = java.INT_MAX >> 16
 """
 
 # --------------------------------------------------------------------------------------------------
-# Topics. RocketMQ's store accepts any name. For the name ``../../../x``, it created folders outside
-# of the store (CVE-2019-17572). RocketMQ's broker accepts only the characters of _BROKER_NAME.
-# logquarry refuses names with _UNSAFE characters. With ``topic_check``, logquarry follows the
-# broker's rule.
+# Topics. RocketMQ's store accepts any name. For the name ``../../../x``, RocketMQ created folders
+# outside of the store (CVE-2019-17572). RocketMQ's broker accepts only the characters of
+# _BROKER_NAME. logquarry refuses names with _UNSAFE characters. With ``topic_check``, logquarry
+# follows the broker's rule.
 
 LONGEST_TOPIC: Final = 127
 """Maximum bytes of a topic, because its length in a frame is one signed byte. RocketMQ compares the
@@ -44,7 +44,9 @@ _CACHED: Final = 4_096
 
 
 def name_fault(name: str, check: str, *, longest: int = LONGEST_TOPIC) -> str | None:
-    """Return why a name is not a valid topic (None if valid); ``longest`` counts UTF-8 bytes."""
+    """Return why a name is not a valid topic, or None. ``longest`` is the maximum number of UTF-8
+    bytes.
+    """
     try:
         size = len(name.encode("utf-8"))
     except UnicodeEncodeError:
@@ -329,7 +331,7 @@ def _with_families(flags: int, born_host: bytes, store_host: bytes) -> int:
         families |= sys_flag.STORE_HOST_V6
     stated = flags & (sys_flag.BORN_HOST_V6 | sys_flag.STORE_HOST_V6)
     if stated & ~families:
-        # QUIRK: RocketMQ computes the length of the host from SYSFLAG alone. So it writes a frame
+        # QUIRK: RocketMQ computes the length of the host from SYSFLAG alone, and so writes a frame
         # that cannot be read (test_append_vectors: vector 34).
         _reject_host(f"SYSFLAG {flags:#x} marks a host as IPv6, but the host is IPv4")
     return flags | families

@@ -134,7 +134,9 @@ def advance(
 
 @cache
 def load_kernel() -> None:
-    """Load or compile the kernel. This takes a moment, so call it before taking the log's lock."""
+    """Load or compile the kernel. Loading takes a moment, so call this function before taking the
+    log's lock.
+    """
     numbers, facts = np.zeros(0, np.int64), np.zeros((0, r.HEAD_FACTS), np.int64)
     codec.require_kernels().encode_frames(
         *(r.empty_put_rows(0), 0, 0),
@@ -236,8 +238,8 @@ def outgoing_reference(
 ) -> Outgoing:
     """Check messages, and make all frames with the encoder of single puts.
 
-    ``times`` has the earliest allowed store times. In errors (MessageRejected, UsageError), the
-    first message has the number ``first``.
+    ``times`` contains the earliest allowed store times. In errors (MessageRejected, UsageError),
+    the first message has the number ``first``.
     """
     odd: dict[int, Encoded] = {}
     topics: dict[str, int] = {}
@@ -250,7 +252,7 @@ def outgoing_reference(
 
 
 def outgoing_frames(frames: CommonFrames, encode: Encode) -> Outgoing:
-    """Make the frames of the odd messages. ``frames`` has the frames of all other messages.
+    """Make the frames of the odd messages. ``frames`` contains the frames of all other messages.
 
     Raises the errors of :func:`outgoing_reference`.
     """

@@ -255,7 +255,7 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
         if name in _TIMES and pa.types.is_timestamp(kind):
             milliseconds = pa.timestamp("ms", kind.tz)
             # The unchecked cast cuts off microseconds and nanoseconds. Check only times in seconds:
-            # they have nothing to cut off, but in milliseconds they can exceed 64 bits.
+            # such times have nothing to cut off, but in milliseconds they can exceed 64 bits.
             is_checked = kind.unit == "s"
             return cast_column(column, name, milliseconds, safe=is_checked).cast(pa.int64())
         if not pa.types.is_integer(kind):

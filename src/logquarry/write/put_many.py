@@ -64,8 +64,8 @@ class ArrowStream(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PutManyResult:
-    """The result of a ``put_many``. Its int64 arrays have one element for each message in the log,
-    in the order of the call.
+    """The result of a ``put_many``. The int64 arrays in the result have one element for each
+    message in the log, in the order of the call.
 
     Attributes:
         status: PUT_OK, or the reason why the wait for flush or replica was not successful.
@@ -381,8 +381,8 @@ def _host_ids(part: Outgoing, hosts: dict[bytes, int]) -> Int64:
 
 
 def _chunks(sizes: Int64) -> Iterator[tuple[int, int]]:
-    """Yield ranges of message numbers. A range has at most CHUNK_BYTES in total, or a single larger
-    message.
+    """Yield ranges of message numbers. The messages of a range have at most CHUNK_BYTES in total,
+    or the range is a single larger message.
     """
     start = 0
     if sizes.sum() <= CHUNK_BYTES:

@@ -132,8 +132,8 @@ class PutResult(NamedTuple):
 
 
 def refusal(status: PutStatus, message: str, *, reason: str = "") -> StoreError:
-    """Return the exception for a put whose message is not in the log. Its class depends on the
-    status.
+    """Return the exception for a put whose message is not in the log. The exception's class depends
+    on the status.
     """
     kind = OUTCOMES[status]
     if kind is StoreUnavailable:

@@ -56,8 +56,8 @@ start, and names of queues that have no topic.
 
 
 def is_listed(topic: str) -> bool:
-    """Whether ``topics.json`` must list a topic. It must list each topic that has consume queues,
-    except system topics.
+    """Whether ``topics.json`` must list a topic. ``topics.json`` must list each topic that has
+    consume queues, except system topics.
 
     A broker creates its system topics (``TopicValidator``) at each start. If the file had an entry
     for a system topic, this entry would override the broker's own settings.
@@ -152,7 +152,7 @@ class TopicTable:
             self._document = document
             self._new = {key for key in self._new if key[0] not in removed}
             # Forget the queues of removed topics. If such a topic gets another message, the next
-            # flush then adds it again.
+            # flush adds the topic again.
             self._noted = {key for key in self._noted if key[0] not in removed}
 
     def _versioned(self, old: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,8 +215,8 @@ class QueueTable:
         ends: for each existing queue, the number of entries before its end, counted from position 0
             of its files. In a queue of 20-byte entries, this is the queue offset after the last
             entry.
-        keeps_tails: whether to do as RocketMQ: keep the bytes after the end of a queue, and accept
-            that a file between two other files is missing.
+        keeps_tails: whether to keep the bytes after the end of a queue, and to accept a missing
+            file between two other files, as RocketMQ does.
         log_end: the end of the log when the store was opened.
 
     Attributes:
@@ -339,7 +339,8 @@ class QueueTable:
         """Restore files that another program deleted. Return whether all files exist now.
 
         If a RocketMQ broker is started on this store, its recovery deletes queue files whose
-        entries point beyond the end of the log. Only then does the broker fail to take the lock.
+        entries point beyond the end of the log. The broker fails to take the lock only after this
+        deletion.
         """
         found = [self._restored(file) for files in self for file in files.open_files]
         return all(found)

@@ -85,9 +85,9 @@ class PutFuture:
         future.add_done_callback(print)            # a function is called
         result = await future                      # a coroutine waits, and blocks no thread
 
-    Any thread may use the future. It cannot be cancelled, because the message is already in the
-    log. This class does not use :class:`concurrent.futures.Future`, because creating the lock and
-    condition of such a future takes longer than appending a message, and Ctrl-C could leave its
+    Any thread may use the future. The future cannot be cancelled, because the message is already in
+    the log. This class does not use :class:`concurrent.futures.Future`, because creating the lock
+    and condition of such a future takes longer than appending a message, and Ctrl-C could leave its
     lock taken.
     """
 
@@ -117,7 +117,8 @@ class PutFuture:
         Raises:
             TimeoutError: if the result is not known after ``timeout`` seconds.
             StoreUnavailable: if a sync failed. It is then unknown whether the message is on the
-                disk. Also in a forked child, if the put was not done before the fork.
+                disk. The error is also raised in a forked child, if the put was not done before the
+                fork.
             MessageRejected: if the store refused the message.
         """
         if self._result is not None and timeout is None:
@@ -245,7 +246,7 @@ class Once:
             self._lock = _Lock()
 
     def take(self) -> bool:
-        """Take the token. Return whether the caller is the first."""
+        """Take the token. Return True if it was free, and False if an earlier call has taken it."""
         if cython.compiled:
             # Python does not switch to another thread between these two lines.
             if self._is_taken:
@@ -451,9 +452,9 @@ class LogGrowth:
         """
         replica, replicas = _OK, self._replicas if wait else None
         end = result.end_offset
-        # Check for slaves before the followers are woken, because they send the message to slaves.
-        # The connected slaves are counted at this time, as in RocketMQ (submitReplicaRequest),
-        # because a slave may disconnect while it receives the message.
+        # Check for slaves before the followers are woken, because the followers send the message to
+        # slaves. The connected slaves are counted at this time, as in RocketMQ
+        # (submitReplicaRequest), because a slave may disconnect while it receives the message.
         if replicas is not None and not replicas.is_available(end):
             replica, replicas = _ALONE, None
         self.wake()

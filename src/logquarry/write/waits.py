@@ -76,8 +76,8 @@ class DeadlineWatch(Service):
 # The replica wait. A put waits for the acknowledgement of one slave. As in RocketMQ, puts wait as
 # soon as a slave is connected, and the acknowledgement of a slave stays valid after the slave
 # disconnects. Unlike in RocketMQ, an acknowledgement ends only waits for bytes that the slave has
-# received since it connected. The slave's log may lack the bytes before these. Or it may have other
-# bytes in their place, from another master.
+# received since it connected. The slave's log may lack the earlier bytes, or may have other bytes
+# in their place, from another master.
 
 SLAVE_TIMEOUT_MS: Final = 3_000
 FALL_BEHIND_MAX: Final = 256 << 20
@@ -111,8 +111,8 @@ class ReplicaWait:
         self._fall_behind_max = fall_behind_max
         self._clock = clock
         self._change = threading.Lock()
-        # The waits are sorted by offset. Usually this is also the order of their deadlines. It is
-        # not if two threads append in one order, and add their waits in the other order.
+        # The waits are sorted by offset. Usually this is also the order of their deadlines. The two
+        # orders differ if two threads append in one order, and add their waits in the other order.
         self._waiting: deque[Waiter] = deque()
         self._is_mixed = False
         self._has_ended = False
@@ -161,8 +161,8 @@ class ReplicaWait:
             waiter.resolve(True)
 
     def _note(self, since: int, offset: int) -> None:
-        """Extend the acknowledged range by a new range. If the new range does not touch it, keep
-        the later of the two.
+        """Extend the acknowledged range by a new range. If the new range does not touch the
+        acknowledged range, keep only the later of the two ranges.
         """
         if since <= self._held_to and self._held_from <= offset:
             self._held_from = min(self._held_from, since)
@@ -172,13 +172,15 @@ class ReplicaWait:
 
     # --------------------------------------------------------------------------------- for puts
     def is_available(self, offset: int) -> bool:
-        """Whether a slave is connected, and close enough to the log's end to wait for the slave
-        (``isSlaveOK``).
+        """Whether a put should wait for a slave: a slave is connected, and close enough to the
+        log's end (``isSlaveOK``).
         """
         return self.connected > 0 and offset - self.acknowledged < self._fall_behind_max
 
     def add(self, waiter: Waiter) -> None:
-        """Add a wait. It ends at its deadline, or when a slave has the log up to its offset."""
+        """Add a wait. The wait ends at its deadline, or when a slave has the log up to the wait's
+        offset.
+        """
         waiter.deadline = self._clock() + self._timeout_ms
         offset, waiting = waiter.offset, self._waiting
         with self._change:

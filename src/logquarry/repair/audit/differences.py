@@ -41,7 +41,8 @@ _CLOCK_MS: Final = 1_000
 @dataclass(slots=True)
 class EntryGroup:
     """Entries of a queue or an index file that differ from the log in the same way. ``number`` is
-    the number of the first entry (in a queue, its queue offset), ``reason`` its difference.
+    the number of the first entry (in a queue, its queue offset). ``reason`` describes how the first
+    entry differs.
     """
 
     kind: str
@@ -84,9 +85,9 @@ class AuditedQueue:
         had_until: queue offset at which the queue ends on the disk.
         ends_empty: whether the last of several files has no entry.
         end: queue offset after the last message; None if the log has no message of the queue.
-        kept_until: queue offset of the first entry that a recovery cuts off: the message of this
-            entry is not in the log, is not lost by damage, and has not expired. If all entries
-            stay, this is ``had_until``. Valid only if ``difference`` is None.
+        kept_until: queue offset of the first entry that a recovery cuts off, because the entry's
+            message is not in the log, was not lost by damage, and has not expired. If all entries
+            stay, ``kept_until`` equals ``had_until``. Valid only if ``difference`` is None.
         moved: physical offset -> right queue offset, for each frame with a harmed queue offset.
         bridges: number of an unwritten entry -> bytes of the entries that a recovery must write
             from there on. Empty if the log has a message of the queue.
@@ -130,12 +131,14 @@ class FileDifference:
 
     @property
     def missing(self) -> range:
-        """The offsets that name the missing files. Only for ``FileFault.GAP``."""
+        """The names of the missing files, as offsets. Only for ``FileFault.GAP``."""
         assert self.before is not None
         return range(self.before.base + self.size, self.file.base, max(1, self.size))
 
     def reason(self, path: str | None = None) -> str:
-        """Return the fault as text, with ``path`` in place of the path below the store."""
+        """Return the fault as text. The text contains ``path`` (default: the file's path below the
+        store).
+        """
         path = path or self.file.path
         if self.fault is FileFault.PLACE:
             return f"{path}: no file of {self.size} bytes begins at this offset"
@@ -159,7 +162,7 @@ def file_differences(
     files: Sequence[StoreFile], size: int, *, lacks_first: bool = False
 ) -> Iterator[FileDifference]:
     """Yield the files that have a wrong size or place. If ``lacks_first``, the first item of
-    ``files`` has size 0 and is in the place of lost files (``StoreLayout.lost_head``).
+    ``files`` represents the lost first files (``StoreLayout.lost_head``), and has size 0.
     """
     lost = files[0] if lacks_first else None
     before: StoreFile | None = None
@@ -189,7 +192,7 @@ def queue_file_differences(folder: str, files: FileSequence) -> Iterator[Finding
 def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
     """Return the reason why the files of a queue are unusable, or None."""
     for found in file_differences(files, size):
-        # An empty last file does no harm: the writer has not yet written an entry to it.
+        # An empty last file does no harm: the writer has not yet written an entry to this file.
         if found.fault is not FileFault.EMPTY_LAST or found.before is None:
             return found.reason()
     return None
@@ -241,7 +244,9 @@ class TagsRule:
 
 
 def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
-    """Return a mask: equal physical offset and size, and a tags code that ``tags`` accepts."""
+    """Return a mask: whether each entry of ``there`` has the physical offset and size of the entry
+    in ``wanted``, and a tags code that ``tags`` accepts.
+    """
     same: Bools = (there["physical_offset"] == wanted["physical_offset"]) & (
         there["size"] == wanted["size"]
     )
@@ -290,13 +295,13 @@ def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
 
 
 class SpanSet:
-    """A set of physical offsets: those inside of spans (parts of the log), which may overlap."""
+    """The set of the physical offsets inside some spans (parts of the log), which may overlap."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         bounds = np.array([(span.offset, span.end) for span in spans], np.int64).reshape(-1, 2)
         bounds = bounds[np.argsort(bounds[:, 0])]
         self._starts = bounds[:, 0]
-        # The first item is the end of the spans before the first one.
+        # The first item is for the offsets before the first span: no span reaches them.
         self._ends = np.maximum.accumulate(np.append(np.int64(java.LONG_MIN), bounds[:, 1]))
 
     def mask(self, places: Int64) -> Bools:
@@ -313,7 +318,8 @@ def names_damage(entry: QueueEntry, damage: Container[int]) -> bool:
 
 def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
     """Whether an entry without a message may stay in a queue. It may stay if it is a filler or the
-    entry of a lost message. If it were removed, the later entries would get other queue offsets.
+    entry of a lost message. If such an entry were removed, the later entries would get other queue
+    offsets.
     """
     return entry.is_filler or names_damage(entry, damage)
 

@@ -1,4 +1,5 @@
-"""Finds unwritten entries in queues whose messages have all expired, and keeps their ends.
+"""Finds unwritten entries in queues whose messages have all expired, and keeps the ends of these
+queues.
 
 The log no longer has the messages of these entries, so the entries cannot be made from the log. But
 a broker would end the queue at the first unwritten entry. New messages would then get queue offsets
@@ -35,12 +36,12 @@ _FILLER: Final = queue_entry.encode(FILLER)
 def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
     """Return the bridges of a queue, and the number of the first entry after the bridged queue.
 
-    A bridge replaces consecutive unwritten entries of one file, if a written entry follows them. An
-    item of the result is: number of the first of these entries -> new bytes of all these entries.
-    The entries of a bridge belong to no message. In a consume queue,
-    they are fillers, which RocketMQ accepts. In a batch queue, they only cover the queue offsets
-    between their neighbours, like the entries with which
-    :func:`logquarry.write.queue_writer.without_gaps` fills a gap.
+    A bridge replaces consecutive unwritten entries of one file, if a written entry follows them.
+    The result maps the number of a bridge's first entry to the new bytes of all entries of the
+    bridge. The entries of a bridge belong to no message. In a consume queue, they are fillers,
+    which RocketMQ accepts. In a batch queue, they only cover the queue offsets between their
+    neighbours, like the entries with which :func:`logquarry.write.queue_writer.without_gaps` fills
+    a gap.
 
     ``log_start`` is the start of the log. After the first unwritten entry of the last file, there
     can be written entries that do not belong to the queue. The queue ends before the first entry
@@ -71,8 +72,8 @@ def cut_bridges(
     """Return the bridges that stay if a recovery cuts off a queue at ``stop``, and the queue's end.
 
     If the queue would end with a bridge, the last entry of this bridge is changed: it points to the
-    byte before the log, because the last entry must be no filler (:func:`stand_in`). Exception: a
-    batch queue ends before such a bridge, because the recovery cuts off the entry from which the
+    byte before the log, because the last entry must not be a filler (:func:`stand_in`). Exception:
+    a batch queue ends before such a bridge, because the recovery cuts off the entry from which the
     bridge got its queue offsets. If the log begins at 0, no message has expired, so every queue
     ends before such a bridge.
     """
@@ -114,18 +115,20 @@ def stand_in(queue: FileQueue, layout: StoreLayout, files: OpenFiles, file_size:
     """Return the entries of a new queue that replaces a queue with unusable files. The log has no
     message of the queue.
 
-    The end is sure only if it lies within the last file, and this file is whole. If it is not sure,
-    a later end can be known from the consumer groups: a group never commits an offset after the
-    end. There are no entries in three cases: nothing shows the end; the log begins at 0, so no
-    message has expired; or an entry points to a message that has not expired and so is lost.
+    The end is sure only if it lies within the last file, and this file is whole. If the end is not
+    sure, the consumer groups can show a later end, because a group never commits an offset after
+    the end. The result has no entries in three cases: nothing shows the end, the log begins at 0
+    (so no message has expired), or an entry points to a message that has not expired (so this
+    message is lost).
 
     Each entry points to the byte before the log, like the entry of an expired message. In a consume
     queue, the entries begin at the start of a file, and reach the end of the old queue. In a batch
     queue, one entry shows the end.
 
     QUIRK: these entries must not be fillers. RocketMQ adds the size in a queue's last entry to the
-    physical offset in this entry. It assumes that all messages before the sum are dispatched. For a
-    filler, the sum is 2 GiB - 1. So RocketMQ would dispatch no message before 2 GiB, in any queue.
+    physical offset in this entry, and assumes that all messages before the resulting physical
+    offset are dispatched. For a filler, the result is 2 GiB - 1. So RocketMQ would dispatch no
+    message before 2 GiB, in any queue.
     """
     log_start = layout.commit_log.start
     last = _last_of_batches(queue, log_start) if queue.is_batch else _last(queue, log_start)
@@ -138,7 +141,7 @@ def stand_in(queue: FileQueue, layout: StoreLayout, files: OpenFiles, file_size:
     if end < committed <= (MOST_OFFSET if queue.is_batch else min(log_start, MOST_OFFSET)):
         end = committed
     if log_start <= 0 or not end:
-        # In a log that begins at 0, no message has expired. So a queue without entries was empty.
+        # In a log that begins at 0, no message has expired, so a queue without entries was empty.
         return StandIn(0, b"", 0, is_sure=log_start <= 0 and not committed)
     room = file_size // queue.entry_size
     if queue.is_batch:
@@ -204,8 +207,9 @@ def _last_of_batches(queue: FileQueue, log_start: int) -> _Last | None:
 
 
 def _is_sure(last: _Last, queue: FileQueue, files: OpenFiles, file_size: int) -> bool:
-    """Whether ``last`` was certainly the last entry of the queue. This is so if the last file has
-    the right size, can be read, and has room for more entries: then no file after it is missing.
+    """Whether ``last`` was certainly the last entry of the queue. The result is true if the last
+    file has the right size, can be read, and has room for more entries. Then no file after this
+    file is missing.
     """
     if not queue.listed.files:
         return False
@@ -220,7 +224,9 @@ def _is_sure(last: _Last, queue: FileQueue, files: OpenFiles, file_size: int) ->
 
 
 def _committed(layout: StoreLayout, key: QueueKey) -> int:
-    """Return the highest queue offset that a consumer group has committed for a queue; else 0."""
+    """Return the highest queue offset that a consumer group has committed for a queue; 0 if there
+    is none.
+    """
     try:
         text = read_config(layout.filesystem, broker_json.CONSUMER_OFFSET_FILE)
         groups = broker_json.decode_consumer_offsets(text)
@@ -236,7 +242,7 @@ def holes(queue: FileQueue, folder: str, log_start: int) -> Iterator[Finding]:
     """Yield a difference for the unwritten entries of a queue in ``folder``, if it has any.
 
     In a batch queue, only unwritten entries after the queue's end count. The search for spare
-    entries finds those before the end.
+    entries finds the unwritten entries before the end.
     """
     made, _ = bridges(queue, log_start)
     begin, size = queue.entry_end if queue.is_batch else 0, queue.sequence.file_size

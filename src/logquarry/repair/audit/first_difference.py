@@ -128,8 +128,9 @@ class QueueAudit(RightOffsets):
 
     def _known_from(self, start: int, stop: int, log_start: int, *, needs_all: bool = False) -> int:
         """Return the queue offset of the first entry from ``start`` to ``stop`` that a recovery
-        must remove, or, with ``needs_all``, that the queue lacks; ``stop`` if there is none.
-        Entries that point before ``log_start`` stay, because their messages have expired.
+        must remove; ``stop`` if there is none. With ``needs_all``, an entry that the queue lacks
+        counts too. Entries that point before ``log_start`` stay, because their messages have
+        expired.
         """
         if self._disk is None:
             return stop
@@ -314,8 +315,8 @@ class BatchQueueAudit:
         for base, entries in self._stored():
             for entry in entries[max(0, self._at - base) :]:
                 is_lost = self._is_lost(entry) and int(entry["physical_offset"]) < place
-                # If a frame has several entries, only the last is its own. The others fill a gap in
-                # the queue offsets.
+                # If a frame has several entries, only the last is its own. The other entries fill a
+                # gap in the queue offsets.
                 if not is_lost and not 0 < entry["reserved"] == entry["count"]:
                     return
                 self._at += 1
@@ -328,7 +329,7 @@ class BatchQueueAudit:
         return self._had
 
     def _stored(self) -> Iterator[tuple[int, BatchEntries]]:
-        """Yield the entries of each file, and the number of the first."""
+        """Yield the entries of each file, and the number of the file's first entry."""
         for file, entries in () if self._disk is None else self._disk.batches():
             yield file.base // ENTRY_SIZE, entries
 
@@ -400,9 +401,10 @@ def same_batches(there: BatchEntries, wanted: BatchEntries) -> Bools:
 # -------------------------------------------------------------------------------------- all queues
 class QueueAudits:
     """Compares all queues of a store with its log. In ``queues``, a queue with unusable files is
-    None. ``damage`` has the damaged bytes of the log so far. ``ids`` moves frames with a harmed
-    topic or queue id to their right queues. If it is None, each frame stays in the queue that it
-    names. ``types`` finds the frames with a harmed transaction type, whose entries stay.
+    None. ``damage`` contains the damaged physical offsets of the log so far. ``ids`` moves frames
+    with a harmed topic or queue id to their right queues. If ``ids`` is None, each frame stays in
+    the queue that it names. ``types`` finds the frames with a harmed transaction type, whose
+    entries stay.
     """
 
     def __init__(

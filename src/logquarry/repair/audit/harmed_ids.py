@@ -3,14 +3,15 @@
 BODYCRC does not cover the topic and the queue id of a frame. The queue that the frame names is
 called the *named queue* here. The frame is called *harmed* if all these conditions are true:
 
-- Another queue has the frame's entry at the frame's queue offset: with the frame's physical offset,
-  size and tags code. The other queue has the same topic, or it has the same queue id and a topic
-  that differs in one character.
+- Another queue has the frame's entry: an entry at the frame's queue offset, with the frame's
+  physical offset, size and tags code. The other queue has the same topic, or it has the same queue
+  id and a topic that differs in one character.
 - The named queue does not have this entry.
 - The other queue has an own entry near this entry. (An entry is an *own* entry if its message names
-  the queue of the entry.) The search goes in both directions, in each up to the first own entry. If
-  the other queue has only this entry, it is enough that the named queue has no files.
-- The search finds no entry that points to a message of the named queue. Such an entry would show
+  the queue of the entry.) The search for it goes in both directions, and stops in each direction at
+  the first own entry. If the other queue has only this entry, it is enough that the named queue has
+  no files.
+- The search meets no entry that points to a message of the named queue. Such an entry would show
   that a file lies in the folder of the wrong queue. Exception: such an entry is ignored if the
   named queue has its own message at the same queue offset.
 
@@ -64,7 +65,8 @@ class HarmedIds:
 
     Args:
         names: the queues on the disk.
-        queue_of: returns a queue; None if it has no usable files. Called only when needed.
+        queue_of: returns a queue; None if it has no usable files. The call is made only when the
+            queue is needed.
         noted: the entries that an interrupted recovery saved before it cut the queues.
 
     Attributes:
@@ -176,8 +178,8 @@ class HarmedIds:
         ``key``, although the frame names the queue ``named``.
         """
         if offset in self._noted.get(key, {}):
-            # The interrupted recovery has read the neighbouring entries. It may have cut them off
-            # since.
+            # The interrupted recovery has read the neighbouring entries. It may have cut these
+            # entries off afterwards.
             return True
         self._searched += _READ
         queue = self._queue_of(key)
@@ -215,8 +217,8 @@ class HarmedIds:
 def placed(
     parts: Mapping[QueueKey, QueuePart], found: Mapping[int, Moved]
 ) -> Mapping[QueueKey, QueuePart]:
-    """Move the entries of harmed frames to the right queues. ``found`` has both queues of each such
-    frame, by its physical offset.
+    """Move the entries of harmed frames to the right queues. ``found`` maps the physical offset of
+    each such frame to the two queues.
     """
     if not found:
         return parts

@@ -1,10 +1,11 @@
 """Finds the frames that contradict the tags code of their queue entry, or the hash of an index
 entry.
 
-BODYCRC does not cover the properties of a frame, which have its tags and keys. If damage changes
-them, only the entries that a broker made before the damage show it. Damage of the entry itself
-looks the same, so the audit does not decide which of the two is right. Entries that point to
-another place or another size do not count: they are no evidence about the frame's properties.
+BODYCRC does not cover the properties of a frame, which contain the frame's tags and keys. If damage
+changes the properties, only the entries that a broker made before the damage show the change.
+Damage of the entry itself looks the same, so the audit does not decide which of the two is right.
+Entries that point to another place or another size do not count: they are no evidence about the
+frame's properties.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class HarmedProperties:
         self._places: list[Int64] = []
 
     def take(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
-        """Compare some frames. ``parts`` has their entries, each in its right queue."""
+        """Compare some frames. ``parts`` contains their entries, each in its right queue."""
         self._index.add(followed)
         for key, part in parts.items():
             queue = self._queue_of(key)

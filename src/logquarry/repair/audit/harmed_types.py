@@ -4,17 +4,17 @@ No CRC covers SYSFLAG, which has the transaction type. RocketMQ makes a queue en
 of type NOT or COMMIT, and never for a message of type PREPARED or ROLLBACK. So the type of a
 PREPARED or ROLLBACK frame is *harmed* if all these conditions are true:
 
-- The queue that the frame names has an entry for the frame at the frame's queue offset: with the
-  frame's physical offset, size and tags code.
-- The search for a neighbour of this entry finds one: an entry at most ``_MOST_NEIGHBOURS`` entries
-  away, whose frame names the queue and the entry's queue offset. If the queue has only one entry,
-  it needs no neighbour. Without this condition, the old entry of a message that a recovery has
-  removed from the log could be mistaken for evidence of a harmed type.
+- The queue that the frame names has an entry for the frame: an entry at the frame's queue offset,
+  with the frame's physical offset, size and tags code.
+- This entry has a neighbour: another entry, at most ``_MOST_NEIGHBOURS`` entries away, whose frame
+  names this queue and the neighbour's queue offset. If the queue has only one entry, the entry
+  needs no neighbour. Without this condition, the old entry of a message that a recovery has removed
+  from the log could be mistaken for evidence of a harmed type.
 
 PREPAREDTRANSACTIONOFFSET shows the right type. A broker sets the field only for the types COMMIT
-and ROLLBACK, so the right type is COMMIT if the field is not 0. If it is 0, the right type is NOT,
-or COMMIT: the delivered copy of a delayed COMMIT message has 0. Salvage then writes NOT. Consumers
-treat both types in the same way.
+and ROLLBACK, so the right type is COMMIT if the field is not 0. If the field is 0, the right type
+is NOT, or it is COMMIT, because the delivered copy of a delayed COMMIT message has 0 too. Salvage
+then writes NOT. Consumers treat both types in the same way.
 
 Nothing in the store shows these changes, so the audit cannot find them:
 
@@ -81,7 +81,7 @@ class HarmedType(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The types and the evidence, for a finding."""
+        """The text of a finding: both types, and the evidence."""
         is_end = self.right == sys_flag.TRANSACTION_COMMIT
         right = "COMMIT" if is_end else "NOT or COMMIT"
         return (
@@ -134,8 +134,8 @@ class HarmedTypes:
         if queue is not None:
             order = np.argsort(part.offsets, kind="stable")
             order = order[part.offsets[order] < queue.max_offset]
-            # Many half messages have the queue offset 0, and those of 3.1 leave gaps. So read many
-            # entries at once.
+            # Many half messages have the queue offset 0, and half messages of 3.1 leave gaps, so
+            # read many entries at once.
             cuts = np.flatnonzero(np.diff(part.offsets[order]) > _MOST_SKIPPED) + 1
             for some in np.split(order, cuts) if len(order) else ():
                 wanted, there = part.units[some], entries_at(queue, part.offsets[some])
@@ -148,13 +148,16 @@ class HarmedTypes:
             entry = noted.get(offset)
             if entry is not None and entry[:2] == unit.item()[:2]:
                 frame = self._harmed(key, offset, entry)
-                # The interrupted recovery has checked the neighbours, and may have cut them off.
+                # The interrupted recovery has checked the entry's neighbours, and may have cut the
+                # neighbours off.
                 if frame is not None and entry.physical_offset not in self.found:
                     self._note(key, frame)
                     yield entry.physical_offset
 
     def check(self, queue: Queue, offset: int, entry: QueueEntry) -> bool:
-        """Whether an entry of a queue shows that its frame has a harmed type; note the frame."""
+        """Return whether an entry of a queue shows that its frame has a harmed type, and record
+        such a frame.
+        """
         frame = self._harmed(queue.key, offset, entry)
         if frame is None or not self._has_neighbour(queue, offset):
             return False
@@ -228,8 +231,8 @@ def _entries(queue: Queue, start: int, stop: int) -> Iterator[tuple[int, QueueEn
 def corrected(
     frames: Iterable[TransactionFrame], found: Mapping[int, HarmedType]
 ) -> Iterator[TransactionFrame]:
-    """Yield the transaction frames of 3.x with their right types. ``found`` has the harmed frames
-    by physical offset.
+    """Yield the transaction frames of 3.x with their right types. ``found`` contains the harmed
+    frames by physical offset.
     """
     for frame in frames:
         harmed = found.get(frame.physical_offset)
@@ -240,7 +243,7 @@ def corrected(
 
 
 class EitherMap(Container[int]):
-    """The physical offsets of several containers."""
+    """A container of the physical offsets that are in at least one of several containers."""
 
     def __init__(self, *parts: Container[int]) -> None:
         self._parts = parts
@@ -250,8 +253,8 @@ class EitherMap(Container[int]):
 
 
 def unqueued_parts(followed: Followed) -> dict[QueueKey, QueuePart]:
-    """Group the frames that are in no queue by the queue that they name, with the entries that they
-    would have.
+    """Make the entries that the frames without a queue entry would have, grouped by the queue that
+    each frame names.
     """
     requests = followed.requests
     if requests.is_dispatched.all():
@@ -273,14 +276,14 @@ def with_queued(followed: Followed, harmed: Mapping[int, HarmedType]) -> Followe
 
 
 def _with_dispatched(followed: Followed, is_dispatched: Bools) -> Followed:
-    # Without the kernel's table, the pure-Python reference groups the entries.
+    # Remove the table that the kernel made: the pure-Python reference then groups the entries.
     requests = replace(followed.requests, is_dispatched=is_dispatched)
     return replace(followed, table=None, requests=requests)
 
 
 def right_flags(flags: Int32, places: Int64, rights: Mapping[int, int]) -> Int64:
-    """Return the SYSFLAG of some frames, with the right transaction types. ``places`` has their
-    physical offsets; ``rights`` has the right types, by physical offset.
+    """Return the SYSFLAG of some frames, with the right transaction types. ``places`` contains the
+    physical offsets of the frames; ``rights`` contains the right types, by physical offset.
     """
     right = flags.astype(np.int64)
     for row in np.flatnonzero(np.isin(places, list(rights))).tolist() if rights else ():

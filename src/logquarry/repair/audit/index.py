@@ -45,8 +45,8 @@ Slots = Int32
 
 
 class IndexAudit:
-    """Compares the index of a store with its log. ``known_chains`` has the paths of the files whose
-    chains a Spark task has already checked and found correct.
+    """Compares the index of a store with its log. ``known_chains`` contains the paths of the files
+    whose chains a Spark task has already checked and found correct.
     """
 
     def __init__(self, layout: StoreLayout, known_chains: frozenset[str] = frozenset()) -> None:
@@ -106,8 +106,8 @@ class IndexAudit:
     def finish(self, log_end: int, lost: SpanSet, last_keyed: int | None) -> Iterator[Finding]:
         """Yield all differences. Call this after the whole log is read.
 
-        ``lost`` has the parts of the log whose index entries are not checked. ``last_keyed`` is the
-        physical offset of the log's last message with keys.
+        ``lost`` contains the parts of the log whose index entries are not checked. ``last_keyed``
+        is the physical offset of the log's last message with keys.
         """
         files = self._index.files
         if not files:
@@ -134,8 +134,9 @@ class IndexAudit:
             yield finding("index_behind", files[-1].path, 0, reason)
 
     def contradicted(self, log_end: int, lost: SpanSet) -> Int64:
-        """Return the physical offsets of the messages without a key of the hash in an entry that
-        points to them. The arguments are those of :meth:`finish`.
+        """Return the physical offsets of the messages that an index entry contradicts: the entry
+        points to the message, but no key of the message has the entry's hash. The arguments are
+        those of :meth:`finish`.
         """
         found = [np.empty(0, np.int64)]
         for file in () if self.is_exact else self._index.files:
@@ -168,7 +169,7 @@ class IndexAudit:
         assert shape is not None
         fault = None if view is None else ends_fault(view, shape, header)
         fault = fault or times_fault(self._log, header)
-        # A running broker writes the fields of a header one after the other. So report the fault
+        # A running broker writes the fields of a header one after the other, so report the fault
         # only if the header is still the same.
         if fault is not None and header == file.header:
             yield finding("index_header", file.path, 0, fault, HEADER.size)
@@ -399,8 +400,8 @@ def ends_fault(file: FileView, shape: IndexShape, header: IndexHeader) -> str | 
             f"physical offsets {header.begin_offset} and {header.end_offset}, and the entries give "
             f"{first.physical_offset} and {last.physical_offset}"
         )
-    # The first entry of a file gives the seconds since the end time of the previous file. So this
-    # check needs a second entry.
+    # The first entry of a file contains the seconds since the end time of the previous file, so
+    # this check needs a second entry.
     end = np.array([header.end_timestamp])
     expected = int(seconds_since(end, header.begin_timestamp)[0])
     if header.entry_count > 2 and last.seconds != expected:

@@ -42,11 +42,12 @@ class EntryAudit:
     """Compares the entries of one index file with their messages.
 
     Attributes:
-        keys: number of distinct keys that have an entry. Only messages between the two physical
-            offsets ``between`` count, not the messages at these offsets. Keys of COMMIT messages do
-            not count.
+        keys: number of distinct keys that have an entry. Keys of a message count only if its
+            physical offset is higher than the first number in ``between``, and lower than the
+            second. Keys of COMMIT messages do not count.
         is_ordered: whether the entries are in the order of the log, as RocketMQ writes them.
-        contradicted: physical offsets of the messages that have no key of their entry's hash.
+        contradicted: physical offsets of the messages to which an entry points, but that have no
+            key with the entry's hash.
     """
 
     def __init__(
@@ -111,8 +112,8 @@ class EntryAudit:
                 wrong.count += int(entries.sum())
 
     def _has_keys(self, run: Run, places: Int64, numbers: Int64, hashes: Int64) -> Bools:
-        """Return a mask: whether each hash belongs to a key of its frame. ``numbers`` has the row
-        of each hash's frame.
+        """Return a mask: whether each hash belongs to a key of its frame. ``numbers`` contains the
+        row of each hash's frame.
         """
         # An entry for the tag of a message is optional: older brokers made none.
         if self._layout.config.index_tags:
@@ -287,8 +288,8 @@ class EntryStream:
         self.entries = entries
 
     def take(self, places: Int64, hashes: Int64) -> None:
-        """Compare the next keys of the log with the next entries. ``places`` has the physical
-        offset of each key's message, ``hashes`` the hash of each key.
+        """Compare the next keys of the log with the next entries. ``places`` contains the physical
+        offset of each key's message, and ``hashes`` the hash of each key.
         """
         done = 0
         while done < len(hashes) and self.place < len(self.entries):

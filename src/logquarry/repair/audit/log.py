@@ -5,8 +5,8 @@ A break is a place at which no valid frame begins. It ends the log (torn tail or
 one of these rules applies:
 
 1. The break is at or after :attr:`KnownBounds.least`. This is the durable offset. In a store that
-   was shut down cleanly, it is the durable offset or the end of the last message in a queue: the
-   higher one.
+   was shut down cleanly, it is the higher one of the durable offset and the end of the last message
+   in a queue.
 2. The frame after the break is older than the frame before the break, and does not begin before the
    durable offset.
 3. The store was shut down cleanly without a durable offset. The frame after the break is after the
@@ -206,8 +206,8 @@ class LogAudit:
                 if file is not None and file.base == event.offset:
                     self.damage.append(self._lost_file(event))
             else:
-                # Use the last time, not the latest. Otherwise, frames that were stored after a
-                # clock was set back would count as stale.
+                # Use the store time of the last message, and not the latest store time. Otherwise,
+                # frames that were stored after a clock was set back would count as stale.
                 self.last_timestamp = self._times(event)[1]
                 self.latest_timestamp = max(self.latest_timestamp, self.last_timestamp)
                 self.count += len(event.rows) if isinstance(event, Run) else event.count
@@ -378,8 +378,8 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
 def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
     """Whether the bytes after the log's end come from earlier messages in a reused buffer.
 
-    With ``writeWithoutMmap``, RocketMQ 5.5.0 copies each append into one of 16 shared buffers. It
-    then writes bytes of the buffer to the file until the file's current page is full
+    With ``writeWithoutMmap``, RocketMQ 5.5.0 copies each append into one of 16 shared buffers.
+    RocketMQ then writes bytes of the buffer to the file until the file's current page is full
     (``DefaultMappedFile``). The broker never clears a buffer. So the rest of the page receives
     bytes of earlier, longer appends::
 
@@ -455,7 +455,7 @@ class _Appends:
         from_buffer = len(data) - int(self._starts[number])
         nonzero = np.flatnonzero(tail)
         zeros_from = int(nonzero[-1]) + 1 if len(nonzero) else 0
-        # Position in the tail -> number of the latest frame whose append can end there.
+        # Maps a position in the tail to the number of the latest frame whose append can end there.
         reached = {0: number}
         due, best = [0], 0
         while due:

@@ -1,8 +1,8 @@
-"""Compares all queues of a store with the log: consume queues, and the two kinds that only RocketMQ
-5 has, batch queues and queues in RocksDB.
+"""Compares all queues of a store with the log: consume queues, batch queues, and queues in RocksDB.
+Only RocketMQ 5 has batch queues and queues in RocksDB.
 
 With ``rocksdbCQDoubleWriteEnable``, a store has each queue twice, in files and in RocksDB. The
-audit then compares both with the log.
+audit then compares the files and RocksDB with the log.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class StoreQueuesAudit:
 
     @property
     def harmed_types(self) -> dict[int, HarmedType]:
-        """Physical offset -> the frame, for each frame with a harmed transaction type; complete
-        after :meth:`finish`.
+        """The frames with a harmed transaction type, by physical offset; complete after
+        :meth:`finish`.
         """
         audits = (self._files, self._batch, *self._databases)
         return {place: one for audit in audits for place, one in audit.types.found.items()}
@@ -120,8 +120,9 @@ class StoreQueuesAudit:
                 self._drop(audit, error)
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
-        """Whether a Spark task's result can be used for these queues. It cannot if the store has
-        queues in RocksDB, which tasks do not read; see also :meth:`QueuesAudit.is_next`.
+        """Whether a Spark task's result can be used for these queues. The result cannot be used if
+        the store has queues in RocksDB, because tasks do not read RocksDB. See also
+        :meth:`QueuesAudit.is_next`.
         """
         return not self._databases and self._files.is_next(queues)
 

@@ -102,7 +102,9 @@ class SeenMessages:
     _first: tuple[int, Units] | None = None
 
     def note(self, kind: str, offsets: Int64, which: Bools, reason: str) -> None:
-        """Record the entries that differ in one way; ``reason`` describes the first such entry."""
+        """Record entries that differ in the same way; ``reason`` describes the first of these
+        entries.
+        """
         if which.any():
             first = int(offsets[int(which.argmax())])
             group = self.groups.setdefault(kind, EntryGroup(kind, first, reason))
@@ -126,7 +128,9 @@ class SeenMessages:
         self.first_offset, self.epoch_start, self.missing_from = first, place, None
 
     def advance(self, count: int) -> None:
-        """Count messages whose entries are right, and that continue the messages so far."""
+        """Count messages whose entries are right, and whose queue offsets follow those of the
+        earlier messages.
+        """
         if self.held is not None:
             self.add_stray(self.held[0])
             self.held = None
@@ -134,7 +138,8 @@ class SeenMessages:
         self.messages += count
 
     def corrected(self, part: QueuePart) -> QueuePart:
-        """Return a part with the right queue offsets; count the frames with a harmed one.
+        """Return a part with the right queue offsets, and count the frames with a harmed queue
+        offset.
 
         BODYCRC does not cover the queue offset in a frame. The expected queue offset of a message
         is one more than that of the queue's previous message. If a frame has another queue offset,
@@ -184,8 +189,8 @@ class SeenMessages:
         return is_lower and not self._count_same(offset, part.units[-1:])
 
     def _correct_first(self, part: QueuePart) -> None:
-        """Correct the queue offset of the queue's first message if the second message, with which
-        ``part`` begins, shows the right one.
+        """Correct the queue offset of the queue's first message if the second message shows the
+        right one. The second message is the first message of ``part``.
         """
         first, self._first = self._first, None
         offset = int(part.offsets[0])
@@ -226,8 +231,8 @@ _OWN, _COPY, _FOREIGN = range(3)
 class SpareEntries:
     """Checks entries of one queue against the frames to which they point.
 
-    ``unqueued`` has the queue offset of each entry that points to a frame of this queue with the
-    transaction type PREPARED or ROLLBACK.
+    ``unqueued`` contains the queue offset of each entry that points to a frame of this queue with
+    the transaction type PREPARED or ROLLBACK.
     """
 
     def __init__(self, layout: StoreLayout, queue: Queue, log_end: int, lost: SpanSet) -> None:

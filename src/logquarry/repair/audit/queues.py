@@ -66,7 +66,8 @@ class QueuesAudit:
         audit: QueuesAudit = proxy(self)
 
         def queue_of(key: QueueKey) -> Queue | None:
-            # In a cycle of references, the files would stay open until a garbage collection.
+            # Use a weak reference: in a cycle of references, the files would stay open until a
+            # garbage collection.
             return audit._on_disk(key)
 
         self._ids = HarmedIds(layout, self._names, queue_of, is_3_1=layout.config.is_3_1)
@@ -123,7 +124,9 @@ class QueuesAudit:
         """Compare the store times of entries; only entries in RocksDB have a store time."""
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
-        """Whether the given first queue offset of each queue continues the messages so far."""
+        """Whether the first queue offset given for each queue follows the queue's last message so
+        far.
+        """
         return all(
             key not in self._seen or self._seen[key].next_offset == first
             for key, (first, _) in queues.items()

@@ -1,9 +1,9 @@
 """Finds the right queue offset of each message of a queue.
 
-BODYCRC does not cover the queue offset in a frame. So damage can change it, and the frame still
-seems valid. Such a queue offset is called *harmed*. :class:`RightBases` finds the right queue
-offsets of batch queues. :class:`RightOffsets` finds those of other queues, for recover and rebuild,
-with these rules.
+BODYCRC does not cover the queue offset in a frame. So damage can change the queue offset, and the
+frame still seems valid. Such a queue offset is called *harmed*. :class:`RightBases` finds the right
+queue offsets of batch queues. :class:`RightOffsets` finds those of other queues, for recover and
+rebuild, with these rules.
 
 The expected queue offset of a message continues the queue offset of the previous message. If one
 message has another queue offset, and the next message does not continue it, the first rule that
@@ -14,8 +14,8 @@ applies decides whether the queue offset is right or harmed:
 3. The next message has the expected queue offset or the following one: harmed.
 4. The queue has the message's entry at the queue offset of the frame: right.
 5. The queue offset is higher than expected: harmed if the gap is larger than the lost bytes
-   explain. Exception: if the next message has a still higher queue offset, a gap that is larger by
-   at most ``SMALL_GAP`` is accepted too.
+   explain. Exception: if the next message has an even higher queue offset, the gap may be larger by
+   up to ``SMALL_GAP``.
 6. The queue offset is lower than expected: harmed if the next message has a higher queue offset
    than expected. A queue offset other than 0 is also harmed in two cases: there is no next message,
    or the next message has the same or a lower queue offset.
@@ -25,8 +25,8 @@ Their queue offsets are harmed only if the queue has all their entries at the ex
 
 The first message of a queue is right if the next message continues it, or if the queue has its
 entry at this queue offset. Otherwise, its entry elsewhere in the queue shows the right queue
-offset. Without such an entry, the next message shows it. Exception: if the first message has a
-lower queue offset than the next message, it is right.
+offset. Without such an entry, the next message shows the right queue offset. Exception: if the
+first message has a lower queue offset than the next message, it is right.
 
 A queue offset below 0 or above ``MOST_OFFSET`` is always harmed. A gap that is larger than
 ``MOST_GAP``, and larger than the lost bytes explain, always shows a harmed queue offset. In all
@@ -138,7 +138,7 @@ class RightOffsets(ABC):
         if self._has(expected, entries):
             return True
         if 0 <= offset < expected and self._is_queued(offset, entries):
-            # The queue had another message at this offset before. So the topic was created again.
+            # The queue had another message at this offset before, so the topic was created again.
             return False
         # The next message has the queue offset that this message should have, or the one after it.
         # So damage has changed this frame's topic or queue id, or its queue offset.
@@ -154,8 +154,8 @@ class RightOffsets(ABC):
         if following is not None and following > expected:
             return True
         # Either the topic was created again, or the queue offset is harmed. A topic that was
-        # created again begins at 0, or later if its first messages are lost. If it begins above 0,
-        # the next message has a higher queue offset.
+        # created again begins at 0, or later if its first messages are lost. If the topic begins
+        # above 0, the next message has a higher queue offset.
         return offset != 0 and (following is None or following <= offset)
 
     def _take_first(self, offset: int, entries: Units, following: int | None) -> None:
@@ -176,7 +176,9 @@ class RightOffsets(ABC):
             self._drop(offset, entries)
 
     def _first_place(self, entries: Units) -> int | None:
-        """Return the first message's queue offset if the queue alone decides it."""
+        """Return the first message's queue offset if the queue on the disk alone decides this
+        offset.
+        """
         return self._place_in_queue(entries)
 
     def _place_in_queue(self, entries: Units) -> int | None:
@@ -203,7 +205,7 @@ class RightOffsets(ABC):
         own, expected = offset, self._next
         if expected is not None and offset != expected:
             if self._has(expected, entries):
-                # The queue has all these entries at the expected queue offsets. So the queue
+                # The queue has all these entries at the expected queue offsets, so the queue
                 # offsets in all these frames are harmed.
                 for at, place in enumerate(entries["physical_offset"][:MOST_MOVED].tolist()):
                     self._correct(place, offset + at, expected + at)
@@ -239,7 +241,7 @@ class RightOffsets(ABC):
         return lost // FIXED_SIZE_V1 + GAP_SLACK
 
     def _has(self, offset: int, entries: Units) -> bool:
-        """Whether the queue shows that an offset is the right one of these entries."""
+        """Whether the queue shows that ``offset`` is the right queue offset of these entries."""
         return self._is_queued(offset, entries)
 
     def _is_queued(self, offset: int, entries: Units) -> bool:
@@ -255,7 +257,8 @@ NO_PLACE: Final = -1
 
 class RightBases:
     """Takes the entries of one batch queue in the order of the log, and returns them with the right
-    bases. It holds back an entry in doubt until the next entry or the log's end decides it.
+    bases. If the base of an entry is in doubt, the object holds back the entry until the next entry
+    or the log's end decides the base.
 
     Attributes:
         following: queue offset after the last returned entry; None before the first.
@@ -348,8 +351,8 @@ def _right_base(own: int, count: int, expected: int | None, following: int | Non
 
 def epochs(entries: BatchEntries, expected: int) -> Iterator[tuple[bool, BatchEntries]]:
     """Cut the entries of a batch queue where a queue offset does not increase: the topic was
-    created again there. Yield for each part whether it begins at such a place, and the part.
-    ``expected`` is the queue offset after the previous message.
+    created again there. For each part, yield whether the topic was created again at the part's
+    start, and the part. ``expected`` is the queue offset after the previous message.
     """
     starts = entries["base"].astype(np.int64)
     cuts = falls(starts, starts + entries["count"], expected)

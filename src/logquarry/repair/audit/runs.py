@@ -48,7 +48,8 @@ class SoundEntries:
     """The entries of a run whose frames all have the right entries in queues and index.
 
     Attributes:
-        queues: queue -> (first queue offset in the run, one past the last), without a gap.
+        queues: queue -> (first queue offset in the run, queue offset after the last), without a
+            gap.
         index: number of the run's first index entry, and number after its last index entry.
     """
 
@@ -131,7 +132,7 @@ class FrameFacts(Stretch):
 class EntryFacts(Stretch):
     """Collects the facts about a run that recover needs: queue entries and transactions.
 
-    ``unqueued`` has the frames with the transaction type PREPARED or ROLLBACK.
+    ``unqueued`` contains the frames with the transaction type PREPARED or ROLLBACK.
     """
 
     def __init__(self, config: StoreConfig, *, with_transactions: bool = False) -> None:

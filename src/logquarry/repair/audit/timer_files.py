@@ -1,8 +1,8 @@
 """Compares the timer files of RocketMQ 5 with the log, and writes new timer files.
 
 When a broker starts, it adds the last entries of the timer log to the wheel
-(``TimerMessageStore.recover``). The check does the same before it compares. So if a crash left a
-wheel that is older than the timer log, the check reports no fault.
+(``TimerMessageStore.recover``). The check also adds these entries before it compares. So if a crash
+left a wheel that is older than the timer log, the check reports no fault.
 """
 
 from __future__ import annotations
@@ -209,8 +209,8 @@ class _Wheel:
 
 def mend_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int, aside: Path) -> bool:
     """Replace the timer files of a store if they have faults; return whether they were replaced.
-    Entries of expired messages are no fault. The queue of ``rmq_sys_wheel_timer`` must be complete.
-    ``now`` is in milliseconds.
+    Entries of expired messages do not count as faults. The queue of ``rmq_sys_wheel_timer`` must be
+    complete. ``now`` is in milliseconds.
     """
     expired = "timer_entry_wrong", "note"
     if all((fault.kind, fault.severity) == expired for fault in timer_faults(layout)):
@@ -247,8 +247,9 @@ class _Entry(NamedTuple):
 
 
 def timer_log_file_size(layout: StoreLayout) -> int:
-    """Return the size of a timer log file in bytes. The size comes from the settings, else from the
-    largest file, else it is the default.
+    """Return the size of a timer log file in bytes. The size comes from the settings, or, if they
+    give no size, from the largest file. If this size is unknown, or too small for an entry and a
+    blank, the default applies.
     """
     stated = layout.config.mapped_file_size_timer_log
     sizes = [entry.size for entry in layout.filesystem.list(timer.LOG) if not entry.is_dir]
@@ -322,7 +323,9 @@ def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> I
 def _write_log(
     disk: Disk, folder: Path, entries: list[_Entry], begin: int, file_size: int
 ) -> dict[int, list[int]]:
-    """Write the timer log. Return slot time -> [first entry's position, last one's, count]."""
+    """Write the timer log. Return a dictionary: slot time -> [position of the first entry, position
+    of the last entry, number of entries].
+    """
     room = (file_size - _LEAST_BLANK) // timer.ENTRY.size
     slots: dict[int, list[int]] = {}
     for number in range(0, len(entries), room):
@@ -379,7 +382,7 @@ def _remove(disk: Disk, root: Path, aside: Path | None) -> None:
     """Remove the old wheel, its snapshots and the timer log."""
     folder = root / timer.LOG
     paths = sorted(root.glob(f"{timer.WHEEL}*"))
-    # Another file with the name of the folder would prevent the new folder.
+    # A file with the name of the folder would prevent the creation of the new folder.
     paths += sorted(folder.iterdir()) if folder.is_dir() else []
     paths += [folder] if os.path.lexists(folder) and not folder.is_dir() else []
     for path in paths:

@@ -167,7 +167,8 @@ class RebuildReport:
 
     Attributes:
         into: folder of the new files, None for the store itself.
-        has_abort: whether the store was not shut down cleanly. False if a process has it open.
+        has_abort: whether the store was not shut down cleanly. False if a process has the store
+            open.
         old: the old files of each folder that is rebuilt.
         quarantine: folder with the old files, None if no file was moved.
         messages: number of messages in the log, without damaged ones.
@@ -391,8 +392,9 @@ def bring_out_cut_off(target: Path, disk: Disk) -> bool:
 def swap(
     build: Path, target: Path, names: Sequence[str], command: str, now_ms: int, disk: Disk
 ) -> tuple[Path | None, Path]:
-    """Move the old folders to quarantine, and the new folders into place. Return the path of the
-    quarantine folder twice; the first is None if no folder was moved there.
+    """Move the old folders to quarantine, and the new folders into place. Return two values: the
+    folder with the old folders, None if there were none; and the path of the quarantine folder,
+    which exists only if a folder was moved there.
     """
     stamp = datetime.fromtimestamp(now_ms / 1000, UTC)
     aside = free_path(quarantine(target, f"{command}-{stamp:%Y%m%dT%H%M%SZ}"))

@@ -283,7 +283,9 @@ def why_not_built(queues: Iterable[AuditedQueue]) -> str | None:
 def not_in_tasks(
     store: str, what: str, feature: str, evidence: tuple[str, ...]
 ) -> UnsupportedStore:
-    """Return the error for a rebuild by Spark of a store that has more than queue files."""
+    """Return the error for a store that Spark cannot rebuild, because it has batch queues or queues
+    in RocksDB.
+    """
     return UnsupportedStore(
         f"{store}: {what}, which Spark does not build. Nothing was changed. "
         "Type `logquarry rebuild` without Spark",

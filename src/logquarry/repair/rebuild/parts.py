@@ -2,9 +2,9 @@
 
 1. Tasks read the runs of the log, and report the queue offsets and the number of keys of each run
    (:class:`FoundRun`). A run is a part of the log with only valid frames.
-2. The driver reads the rest of the log. It finds the harmed frames (:func:`find_harmed`), and the
-   queues that tasks cannot write, because their queue offsets do not simply increase
-   (:func:`odd_queues`).
+2. The driver reads the rest of the log. The driver also finds the harmed frames
+   (:func:`find_harmed`), and the queues that tasks cannot write, because their queue offsets do not
+   simply increase (:func:`odd_queues`).
 3. Tasks write index files and the entries of the other queues. The driver writes the odd queues.
 """
 
@@ -76,8 +76,8 @@ class FoundRun(Stretch):
             )
 
     def join(self, after: FoundRun) -> bool:
-        """Add ``after`` to this run, and return True; False if it does not follow this run, or if a
-        queue would have too many ranges.
+        """Add the run ``after`` to this run, and return True. If ``after`` does not follow this
+        run, or if a queue would have too many ranges, return False.
         """
         joined = {
             key: _joined(self.queues.get(key, []), found) for key, found in after.queues.items()
@@ -167,8 +167,8 @@ def read_entries(
     spans: Iterable[tuple[int, int]],
     queued: Callable[[Followed], Followed] = lambda followed: followed,
 ) -> Iterator[dict[QueueKey, QueuePart]]:
-    """Yield queue -> entries for some runs. ``queued`` gives entries also to frames with a harmed
-    transaction type. Raises CorruptFrame if the log has changed.
+    """Yield dictionaries of the entries of some runs, by queue. ``queued`` adds entries for the
+    frames with a harmed transaction type. Raises CorruptFrame if the log has changed.
     """
     return _again(
         layout, spans, lambda window, found: parts_with_copies(window, queued(found), config)
@@ -201,7 +201,7 @@ def write_index_file(
     """Write and sync one index file.
 
     Unless ``is_first``, ``sources`` begin with the last key of the previous file. The function does
-    not write this key, but its message becomes the first message in the header.
+    not write this key, but the key's message becomes the first message in the header.
     """
     file = MappedFile(disk, path, 0, shape.file_size, exclusive=True)
     try:
@@ -296,8 +296,8 @@ class KeyCount:
 
 class Harmed(NamedTuple):
     """The harmed frames of a log, by physical offset: those with a harmed topic or queue id, and
-    those with a harmed transaction type. ``queues`` has the queues that the frames name, and their
-    right queues.
+    those with a harmed transaction type. ``queues`` contains the queues that the frames name, and
+    their right queues.
     """
 
     ids: dict[int, Moved]
@@ -329,7 +329,8 @@ def find_harmed(
             for first, stop in [(1, MOST_OFFSET)] if segments is None else segments:
                 known = seen.setdefault(key, [])
                 if first == 0:
-                    # A new topic of the same name begins. Only its entries are in the queue.
+                    # A new topic of the same name begins here. Only the entries of the new topic
+                    # are in the queue.
                     known.clear()
                 known.append((first, stop))
     starts = np.array([run.start for run in runs], np.int64)
@@ -356,7 +357,7 @@ def find_harmed(
     count = 0
     for entries in read_entries(layout, config, sorted(spans.items()), types.queued):
         ids.place(entries)
-        # The entries also have the further queues of multi-dispatch.
+        # ``entries`` also contains the entries in the further queues of multi-dispatch.
         if len(ids.found) + len(types.found) > count:
             touched.update(entries)
             count = len(ids.found) + len(types.found)
@@ -365,7 +366,7 @@ def find_harmed(
 
 
 def _gaps(segments: Segments, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges below ``end`` that no segment has."""
+    """Yield the ranges below ``end`` that no segment covers."""
     at = 0
     for first, stop in sorted(segments):
         if at < min(first, end):

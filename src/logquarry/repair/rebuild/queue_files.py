@@ -1,8 +1,8 @@
 """Writes consume queues and index files in bulk, into a folder that no other process uses.
 
 :mod:`logquarry.write.queue_writer` writes the same files. This module collects entries, writes them
-in large pieces, and closes each file at once. So it can build thousands of queues without keeping
-memory maps or files open.
+in large pieces, and closes each file at once. So a rebuild can write thousands of queues without
+keeping memory maps or files open.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class BuiltQueue:
     """One queue during the build. All offsets are queue offsets.
 
     Attributes:
-        written: one past the last entry in the files; :meth:`begin` if they have no entry.
+        written: queue offset after the last entry in the files; :meth:`begin` if the files have no
+            entry.
         restarts: number of times that the topic was deleted and created again.
         gaps: ranges (start, stop) without a message in the log, which get fillers.
         parts: entries that are not written yet, as (first queue offset, entries), in order.
@@ -87,7 +88,7 @@ class BuiltQueue:
 
 
 class EntryFiles:
-    """New queue files ``folder``/TOPIC/QUEUE/FILE. ``left_out`` has messages without an entry."""
+    """New queue files ``folder``/TOPIC/QUEUE/FILE. ``left_out`` lists messages without an entry."""
 
     def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
         self.left_out: list[LeftOut] = []
@@ -134,7 +135,8 @@ class _Placing(RightOffsets):
 
     def __init__(self, files: QueueFiles, key: QueueKey, old: Queue | None) -> None:
         super().__init__(old, TagsRule.of_readers(key[0]))
-        # In a cycle of references, the files would stay open until a garbage collection.
+        # Use a weak reference: in a cycle of references, the files would stay open until a garbage
+        # collection.
         self._files: QueueFiles = proxy(files)
         self._key = key
 
@@ -163,7 +165,7 @@ class _Placing(RightOffsets):
 class QueueFiles(EntryFiles):
     """Builds the consume queues of one store.
 
-    ``old`` has the old queues, except queues with unusable files.
+    ``old`` contains the old queues, except queues with unusable files.
     """
 
     def __init__(
@@ -349,8 +351,8 @@ class KeyThread:
     """Adds keys to an index in a second thread, because each key changes a random place of the
     file.
 
-    Only one thread may call the methods. :meth:`put` waits while ``most`` earlier calls are
-    unfinished.
+    Only one thread may call the methods. If ``most`` earlier calls are still unfinished,
+    :meth:`put` waits.
     """
 
     def __init__(self, writer: IndexWriter, most: int = 1) -> None:

@@ -4,7 +4,8 @@ folder.
 The new files are built in ``.logquarry/rebuild/``, synced, and moved into place by renames. The
 file ``complete`` is made before the renames, and removed after them. If an interrupted rebuild has
 left ``complete``, the next rebuild first finishes the renames. Then a rebuild in the store builds
-all files again. A rebuild into another folder raises UsageError: the finished files are there.
+all files again. A rebuild into another folder raises UsageError, because this folder then has the
+finished files.
 """
 
 from __future__ import annotations
@@ -126,9 +127,9 @@ def rebuild(
         StoreNotFound: if there is no store.
         UnsupportedStore: if logquarry cannot build the store's kind of queues or index.
         StoreUnavailable: if another process uses ``into``, if the messages in the log do not fit
-            the size of the log's files, or if the disk fails or is full. If ``into`` is None, also
-            if a process has the store open, or if a folder or a broken link has the name of a log
-            file. The store is unchanged.
+            the size of the log's files, or if the disk fails or is full. If ``into`` is None, the
+            error is also raised if a process has the store open, or if a folder or a broken link
+            has the name of a log file. The store is unchanged.
         LossRefused: if ``into`` is None (even for a preview), and the old queues show that the log
             has lost more than a small share of its messages. Recover the store first.
         UsageError: if a folder is invalid, or if the store's files have other sizes than ``config``
@@ -335,8 +336,8 @@ class _Rebuild:
         built = self.builder(job, progress)
         queues = built.queues
         if self.target == self.root and queues is not None:
-            # Only the old queues show which messages are lost. So search them before the rebuild
-            # moves them to quarantine.
+            # Only the old queues show which messages are lost, so search the old queues before the
+            # rebuild moves them to quarantine.
             search = LossSearch(
                 layout, end=log.end, damage=log.damage, last_timestamp=log.last_timestamp
             )
@@ -397,7 +398,7 @@ class _Rebuild:
         messages would begin at queue offset 0. Consumers have higher offsets, so they would skip
         these messages.
         """
-        # The layout has all sizes: the files of an unusable queue can show a wrong one.
+        # Take all sizes from the settings: the files of an unusable queue can show a wrong size.
         layout = StoreLayout.open(self.root, job.config)
         if isinstance(queues, RocksFiles):
             for name, end in queues.take_over(layout).items():
@@ -414,7 +415,8 @@ class _Rebuild:
     ) -> Iterator[QueueReport]:
         files = OpenFiles(layout)
         for queue in kind.all_of(layout, files):
-            # A queue object leaves out files with impossible names; the layout has them.
+            # List the files of the layout, because a queue object leaves out files with impossible
+            # names.
             key, is_batch = queue.key, queue.is_batch
             listed = layout.batch_queue(*key) if is_batch else layout.queue(*key)
             if key in built or not listed.files:

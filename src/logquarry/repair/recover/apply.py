@@ -171,11 +171,12 @@ class _Work:
                 times = self._plan.last_timestamp
                 checkpoint.index_timestamp = min(checkpoint.index_timestamp, times)
             if not self._plan.message_count:
-                # A time other than 0 would mean that the log has lost files.
+                # The log has no messages. With a time other than 0, the log would seem to have lost
+                # files.
                 times = checkpoint.index_timestamp = 0
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
-            # After a crash, a broker of 5.5 dispatches from these offsets on. So they must not be
-            # after the log's end.
+            # After a crash, a broker of 5.5 dispatches from these offsets on, so the offsets must
+            # not be after the log's end.
             checkpoint.offsets = checkpoint.offsets.limited(self._plan.log_end)
             if self._plan.harmed_offset is not None:
                 checkpoint.offsets = checkpoint.offsets._replace(logics_physical=0)
@@ -237,8 +238,8 @@ class _Work:
                 self._disk.write_all(descriptor, zeros, position + done)
 
     def _shorten(self, path: Path, size: int, excess: int) -> None:
-        """Replace a file that is too long by a shorter copy, in one rename. If a crash could leave
-        the store without this file, the log would end before it.
+        """Replace a file that is too long by a shorter copy. One rename does this, because the log
+        would end before this file if a crash left the store without it.
         """
         self._save(path, size, excess, COMMIT_LOG)
         made = self._root / SIDECAR / path.name
@@ -299,8 +300,9 @@ class _Work:
         bridged = {
             self._entry_at(queue.key, 0)[0].parent: queue for queue in plan.queues if queue.bridges
         }
-        # Move index files first: perhaps only the queues show that the log has other messages than
-        # the index. After an interruption, the next recovery must still find this.
+        # Move index files before the queues change: perhaps only the queues show that the index has
+        # other messages than the log. If this recovery is interrupted, the next recovery must still
+        # find the fault.
         for step in sorted(plan.steps, key=lambda step: (root / step.file).parent != root / INDEX):
             path = root / step.file
             if step.file == plan.rocksdb or step.file in plan.misnamed:
@@ -318,8 +320,8 @@ class _Work:
                     if path / name != new:
                         disk.set_aside(path / name, aside)
             elif step.kind is StepKind.SET_ASIDE and path.is_file() and path.parent.name != SIDECAR:
-                # Earlier steps have moved files of the log and logquarry's own files: the condition
-                # leaves them out.
+                # The condition leaves out logquarry's own files, which an earlier step has already
+                # moved. Files of the log have also been moved, and no longer exist.
                 disk.set_aside(path, quarantine(root, path.parent.name))
         ends = {
             queue.key: 0 if queue.action is QueueAction.REBUILD else queue.keep_until

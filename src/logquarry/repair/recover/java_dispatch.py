@@ -6,11 +6,11 @@ accepts a blank of any size. Java rejects a frame if its DELAY property is not a
 lengths point past the end of Java's read buffer. Apart from that, RocketMQ 4.9.3 accepts every V1
 frame that is valid for :func:`logquarry.format.frame.decode_at`. RocketMQ 5 also accepts V2 frames.
 
-The rules by which messages are dispatched (``doDispatch``) apply to stores with queue files. They
-come from ``CommitLog.recoverNormally``, ``recoverAbnormally`` and ``DefaultMessageStore.load`` of
-4.9.3, 5.1.4, 5.3.3, 5.4.0 and 5.5.0. The files of a store do not show whether 5.1 or 5.3 wrote it,
-so the rules of 5.3 are used for both. The two differ after a clean shutdown: 5.1 then dispatches no
-message of the log.
+The rules by which messages are dispatched (``doDispatch``) apply to stores with queue files. The
+rules come from ``CommitLog.recoverNormally``, ``recoverAbnormally`` and
+``DefaultMessageStore.load`` of 4.9.3, 5.1.4, 5.3.3, 5.4.0 and 5.5.0. The files of a store do not
+show whether 5.1 or 5.3 wrote it, so the rules of 5.3 are used for both. The two differ after a
+clean shutdown: 5.1 then dispatches no message of the log.
 """
 
 from __future__ import annotations
@@ -348,7 +348,7 @@ class JavaDispatch:
         if self._rules.is_5 and (not request.properties or request.topic.startswith(_NEVER_COPIED)):
             return
         if request.properties is None:
-            # QUIRK: RocketMQ throws NullPointerException without properties
+            # QUIRK: RocketMQ throws NullPointerException if the message has no properties
             # (checkMultiDispatchQueue).
             raise JavaRefusal(
                 f"the message at {request.physical_offset} has no properties, and RocketMQ's "

@@ -1,9 +1,9 @@
 """Reads the log as RocketMQ does when it starts, including RocketMQ's faults.
 
 For Java's recovery, the log ends at the first place at which no message begins. After the recovery,
-``ReputMessageService`` dispatches the messages that are in no queue yet. It checks no CRC, and
-skips unreadable bytes. Java also accepts some frames that logquarry's compiled code rejects
-(:mod:`logquarry.repair.recover.java_dispatch`).
+``ReputMessageService`` dispatches the messages that are in no queue yet. ``ReputMessageService``
+checks no CRC, and skips unreadable bytes. Java also accepts some frames that logquarry's compiled
+code rejects (:mod:`logquarry.repair.recover.java_dispatch`).
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class JavaLog:
         """Find the log's end, as ``recoverNormally`` and ``recoverAbnormally`` do. Dispatch the
         messages after ``known`` with ``dispatch``. Raises JavaRefusal if RocketMQ would fail.
         """
-        # QUIRK: 4.9 reads the delay levels only after its recovery. So it writes the hash of the
-        # tags into the entry of a delayed message, and not the delivery time.
+        # QUIRK: 4.9 reads the delay levels only after its recovery. So for a delayed message, the
+        # recovery writes the hash of the tags into the entry, and not the delivery time.
         levels = self.levels_ms if self.rules.is_5 else ()
         at = 0
         for file in self.files[start:]:

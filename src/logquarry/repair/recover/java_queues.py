@@ -63,7 +63,7 @@ class Noted:
 
 class Applied:
     """Makes all changes in the files. A file that Java would delete is moved to quarantine.
-    ``written`` has the paths of the files of queues and index that :meth:`sync` syncs.
+    ``written`` contains the paths of the files of queues and index that :meth:`sync` syncs.
     """
 
     def __init__(self, root: Path, disk: Disk) -> None:
@@ -179,7 +179,7 @@ class JavaRefusal(Exception):
 
 @dataclass(slots=True)
 class JavaFile:
-    """A file of a queue or of the log. Java uses only its first ``wrote`` bytes."""
+    """A file of a queue or of the log. Java uses only the first ``wrote`` bytes of the file."""
 
     base: int
     path: str
@@ -298,9 +298,10 @@ class JavaQueue:
         """Append entries in the order of the log, as ``putMessagePositionInfo`` does. Raises
         JavaRefusal if the position of a new file is too large for a file name.
 
-        QUIRK: the dispatcher skips a message that ends at or before ``max_physical``. It also skips
-        an entry whose queue offset is before the queue's end, unless the queue offset is 0. All
-        other entries are appended at the queue's end, even if their queue offsets are higher.
+        QUIRK: the dispatcher skips a message that ends at or before ``max_physical``. The
+        dispatcher also skips an entry whose queue offset is before the queue's end, unless the
+        queue offset is 0. All other entries are appended at the queue's end, even if their queue
+        offsets are higher.
         """
         if not len(units):
             return
@@ -308,7 +309,7 @@ class JavaQueue:
             ends = units["physical_offset"].astype(np.int64) + units["size"]
             known = int(np.count_nonzero(ends <= self.max_physical))
             offsets, units = offsets[known:], units[known:]
-        # Other rules apply to an entry with queue offset 0. So pass each such entry separately.
+        # Other rules apply to an entry with queue offset 0, so pass each such entry separately.
         breaks = np.diff(offsets) != 1
         if len(offsets) and int(offsets.min()) <= 0:
             breaks |= (offsets[:-1] == 0) | (offsets[1:] == 0)
@@ -319,7 +320,9 @@ class JavaQueue:
                 self._put_run(int(offsets[start]), units[start:stop])
 
     def _put_run(self, offset: int, units: Units) -> None:
-        """Append consecutive entries. An entry with queue offset 0 must be the only one."""
+        """Append consecutive entries. If the first entry has queue offset 0, there must be no other
+        entry.
+        """
         end = _end_of(units[-1])
         expected = java.to_long(offset * UNIT_SIZE)
         file = self._writable(expected)

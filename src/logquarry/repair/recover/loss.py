@@ -145,7 +145,7 @@ class LossSearch:
         end: physical offset at which the log will end.
         last_timestamp: store time of the last message before ``end``, None if unknown.
         dropped: for each queue that differs from the log, the queue offset of the first entry that
-            the recovery will drop. If it is None, a few entries of each queue are probed.
+            the recovery will drop. If ``dropped`` is None, a few entries of each queue are probed.
     """
 
     def __init__(
@@ -219,7 +219,8 @@ class LossSearch:
         search: LossSearch = proxy(self)
 
         def is_expected(frames: Frames) -> Bools:
-            # In a cycle of references, the files would stay open until a garbage collection.
+            # Use a weak reference: in a cycle of references, the files would stay open until a
+            # garbage collection.
             return search._is_expected(frames)
 
         return ReplacedFiles(self._layout, self._queues, is_expected, self._known)
@@ -256,7 +257,8 @@ class LossSearch:
         found = [self.replaced]
         for queue in self._queues:
             found += self._lost_of(queue, lowest)
-        # Put the index last: the first of equal offsets is kept, and only queues have sizes.
+        # Put the index last: if several frames have the same offset, only the first is kept, and
+        # only the frames from queues have a size.
         found.append(self._lost_of_index(lowest))
         frames = np.concatenate(found)
         if len(frames) > _MOST_COUNTED:
@@ -402,6 +404,8 @@ _IS_MOUNTED: Final = "a disk may not be mounted"
 
 
 def _is_small(size: int, known: int) -> bool:
-    """Whether a loss of ``size`` of ``known`` bytes is so small that it needs no consent."""
+    """Whether the loss of ``size`` bytes is so small that it needs no consent. ``known`` is the
+    number of all bytes of the log, including the lost bytes.
+    """
     is_little = size <= _SMALL_BYTES and size * _SMALL_SHARE <= known
     return is_little or (size <= _LARGE_BYTES and size * _LARGE_SHARE <= known)

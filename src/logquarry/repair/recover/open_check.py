@@ -1,9 +1,9 @@
 """Checks whether a store can be opened for writing without a recovery. Changes nothing.
 
 To find the log's end, the check starts at the durable offset, or, without one, at the last message
-to which a queue points. It follows the frames as long as each frame begins where the previous one
-ends. Frames after this end are stale: an earlier truncation left them (docs/reliability.md, "Where
-the log ends").
+to which a queue points. From there, the check follows the frames as long as each frame begins where
+the previous one ends. Frames after this end are stale: an earlier truncation left them
+(docs/reliability.md, "Where the log ends").
 """
 
 from __future__ import annotations
@@ -200,8 +200,8 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         transactions = found
     pieces, names_copies = _pieces(layout, start, end)
     if settings.enable_multi_dispatch is None:
-        # The settings do not decide whether to make multi-dispatch copies. So make them only if the
-        # log has some.
+        # The settings do not decide whether to make multi-dispatch copies. So make copies only if
+        # the log already has some.
         has_lmq = names_copies if settings.enable_lmq is None else settings.enable_lmq
         settings = replace(settings, enable_multi_dispatch=names_copies, enable_lmq=has_lmq)
     return StoreFound(
@@ -349,7 +349,7 @@ def _check_queues(
     """Raise NeedsRecovery if a part of the log has unrecorded damage, if a queue lacks a message,
     or if a queue has entries after its last message.
 
-    After a clean shutdown, Java dispatches only messages after the last one in any queue. So it
+    After a clean shutdown, Java dispatches only messages after the last one in any queue. So Java
     never adds an entry of an earlier message (test stores `noabort-cq-behind`,
     `noabort-one-topic-gone`).
     """

@@ -107,7 +107,7 @@ class Steps(list[Step]):
 class RecoveryPlan:
     """The plan of a recovery. Making the plan does not change the store.
 
-    A plan can be applied again, for example after an interruption. The result is then the same.
+    A plan can be applied again, for example after an interruption, and the result is then the same.
 
     Attributes:
         looked_at: the facts in the store on which the plan is based, as text.
@@ -192,8 +192,8 @@ class QueueAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueuePlan:
-    """The plan for one queue. Its positions are queue offsets; in a batch queue, numbers of
-    entries.
+    """The plan for one queue. The positions in the plan are queue offsets, or, for a batch queue,
+    numbers of entries.
 
     Attributes:
         keep_until: the entries before this position stay, and all others are cut off.
@@ -286,7 +286,8 @@ def save_kept(disk: Disk, path: Path, kept: Mapping[QueueKey, Mapping[int, bytes
 # ------------------------------------------------------------------------------------------- index
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """The plan for the index. ``set_aside`` has (name, reason) of each file to move to quarantine.
+    """The plan for the index. ``set_aside`` contains (name, reason) of each file to move to
+    quarantine.
 
     Attributes:
         built_from: physical offset of the first message whose keys may be missing.

@@ -195,7 +195,7 @@ def _carry_out(
         if step.kind is StepKind.SET_ASIDE and step.file in _OWN_FILES:
             disk.set_aside(root / step.file, quarantine(root))
     if isinstance(plan, RocketmqPlan):
-        # RocketMQ's rules depend on whether `abort` exists, so note this before `abort` is made.
+        # RocketMQ's rules depend on whether `abort` existed, so check this before creating `abort`.
         is_clean = not abort.exists
         abort.make()
         apply_rocketmq(plan, disk, clock=clock, is_clean=is_clean)

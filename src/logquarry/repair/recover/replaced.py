@@ -107,7 +107,9 @@ class ReplacedFiles:
         return found[False] > 0 and not found[True]
 
     def _differing(self) -> Mapping[QueueKey, int]:
-        """Return queue -> 0 for each queue with a probed entry that points to no frame."""
+        """Return a dictionary with the value 0 for each queue in which a probed entry points to no
+        frame.
+        """
         keys: list[QueueKey] = []
         parts = [_NONE]
         for key, units in self._probes():
@@ -179,8 +181,8 @@ class ReplacedFiles:
 
 
 def _needs_entry(queue: Queue | None, frame: Frame) -> bool:
-    """Whether a sound store has an entry for the frame. It has none for a PREPARED or ROLLBACK
-    message, or for a message before the first entry of the queue.
+    """Whether a sound store has an entry for the frame. A sound store has no entry for a PREPARED
+    or ROLLBACK message, or for a message before the first entry of the queue.
     """
     if not advances_queue(frame.sys_flag):
         return False

@@ -90,8 +90,9 @@ def apply_rocketmq(
 ) -> RocketmqPlan:
     """Apply a plan and sync all changes; return the plan that was carried out.
 
-    The caller must hold the lock, and must have created ``abort``. ``is_clean`` is whether the
-    store had no ``abort`` before, because it was shut down cleanly. None means that it had one.
+    The caller must hold the lock, and must have created ``abort``. ``is_clean`` is True if the
+    store was shut down cleanly, so that it had no ``abort`` before. With None, the store counts as
+    not shut down cleanly.
 
     Raises:
         StoreUnavailable: if the plan is refused, or the disk fails.
@@ -345,7 +346,8 @@ class _Recovery:
             raise StoreUnavailable(
                 f"{self.root / folder}: cannot be read: {reason_of(error)}"
             ) from error
-        # Not in the ``try`` above: a broken link raises FileNotFoundError too, but Java refuses it.
+        # Keep this call out of the ``try`` above: a broken link also raises FileNotFoundError, but
+        # Java refuses the link.
         found = [(entry.name, status_of(Path(entry.path)).st_size, entry) for entry in listed]
         files = []
         for name, length, entry in found:
@@ -412,8 +414,8 @@ class _Recovery:
         return self._keeper.writer
 
     def sync_index(self, least_pages: int = 1) -> None:
-        """Sync the index files that are full. RocketMQ does this in a background thread. With
-        ``least_pages`` 0, also sync the last index file.
+        """Sync the index files that are full. RocketMQ syncs these files in a background thread.
+        With ``least_pages`` 0, also sync the last index file.
         """
         if self._keeper is not None:
             self._keeper.guard()

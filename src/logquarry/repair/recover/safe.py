@@ -2,7 +2,7 @@
 
 The planner reads the log once, and compares it with the queues (:mod:`logquarry.repair.audit.log`,
 :mod:`logquarry.repair.audit.first_difference`). Of the store's files, a recovery deletes only
-``abort`` and files that contain only zeros. It moves bad files to quarantine.
+``abort`` and files that contain only zeros. A recovery moves bad files to quarantine.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def plan_safe(
     Args:
         config: settings of the store; missing sizes are inferred from the files.
         mends: whether to correct harmed queue offsets. False for a log that salvage has written.
-            Its queue offsets are right. But it has no lost bytes in place of lost messages, so a
-            gap in the queue offsets would seem wrong.
+            The queue offsets of such a log are right, but a gap in them would seem wrong, because
+            the log has no lost bytes in place of the lost messages.
         end: physical offset at which to end the log; by default, it ends after its last message.
 
     Raises:
@@ -331,13 +331,14 @@ class _Planner:
             )
 
     def _dropped(self, audited: Sequence[AuditedQueue]) -> dict[QueueKey, int]:
-        """Return queue -> queue offset of the first entry that the recovery drops."""
+        """Return, for each queue, the queue offset of the first entry that the recovery drops."""
         found: dict[QueueKey, int] = {}
         for one in audited:
             queue = self._queues.get(one.key)
             first = one.kept_until if one.difference is None else one.difference.offset
             if queue is None or first < one.had_until:
-                # In a batch queue, ``first`` numbers an entry and is no queue offset, so return 0.
+                # In a batch queue, ``first`` is the number of an entry and not a queue offset, so
+                # return 0.
                 found[one.key] = 0 if queue is None or queue.is_batch else first
         return found
 
@@ -356,7 +357,8 @@ class _Planner:
                 if all(step.file != folder for step in self._steps):
                     self._steps.add(StepKind.SET_ASIDE, folder, why)
                 continue
-            # A queue object leaves out files with impossible names; the layout has them.
+            # List the files of the layout, because a queue object leaves out files with impossible
+            # names.
             sequence = self._layout.batch_queue(*key) if is_batch else self._layout.queue(*key)
             files = sequence.files
             reason = queue_fault(files, form.file_size) or unreadable_file(files, self._files)

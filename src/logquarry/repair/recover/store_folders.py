@@ -52,7 +52,7 @@ _FOLDERS: Final = (
 
 
 class WrongEntry(StoreUnavailable):
-    """A store file is no regular file, or its path is a second name of another file."""
+    """A store file is not a regular file, or its path is a second name of another file."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}. Nothing was changed")
@@ -63,7 +63,7 @@ class WrongEntry(StoreUnavailable):
 
 
 def check_entries(root: Path, config: StoreConfig) -> None:
-    """Raise WrongEntry if a store file is no regular file, or if it has two names in the store.
+    """Raise WrongEntry if a store file is not a regular file, or if it has two names in the store.
 
     A missing file is accepted.
     """
@@ -92,7 +92,7 @@ def check_entries(root: Path, config: StoreConfig) -> None:
 
 
 def restore_names(layout: StoreLayout, disk: Disk) -> None:
-    """Give the files of log and index back the names that they lost in a crash.
+    """Restore the names that files of the log and the index have lost in a crash.
 
     While a store is open, each file of its log, and each index file that is not yet full and
     synced, has a second name (a hard link). After a crash, a file may have only its second name,
@@ -120,7 +120,8 @@ def check_places(root: Path) -> None:
 def _check_second_names(folder: Path) -> None:
     """Check that the second names of a folder's files can be listed.
 
-    A recovery and a retention first list and remove these names. The plan has no step for this.
+    A recovery and a retention first list and remove these names. The plan has no step for this
+    removal.
     """
     second = links_of(folder)
     for path in (second.parent, second):
@@ -263,7 +264,9 @@ def _is_folder(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    """Yield the paths in a folder, sorted; none if it is unreadable, which is reported later."""
+    """Yield the paths in a folder, sorted. Yield nothing if the folder is unreadable: a later step
+    reports this.
+    """
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = sorted(entry.name for entry in os.scandir(folder))
@@ -298,7 +301,8 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
         for path, reason in layout.log_names.strangers
     ]
     names = Counter(file.base % size for file in files.files)
-    # Right names have the most frequent remainder. If 0 is among the most frequent ones, use 0.
+    # All right names leave the same remainder when divided by ``size``, so take the most frequent
+    # remainder. If 0 is among the most frequent remainders, use 0.
     start = max(names, key=lambda rest: (names[rest], not rest), default=0)
     last: StoreFile | None = None
     log = CommitLog(layout)

@@ -1,9 +1,10 @@
 """Finds what a damaged log has lost: the damaged parts, their messages, and harmed queue offsets.
 
-BODYCRC does not cover the queue offset in a frame. So damage can change it, and the frame
-still seems valid. A queue offset is called *harmed* if damage changed it. It then does not fit
-between the queue offsets of the neighbouring messages. If salvage used it, the topic would seem to
-be deleted and created again, or billions of messages would seem to be missing.
+BODYCRC does not cover the queue offset in a frame. So damage can change the queue offset, and the
+frame still seems valid. A queue offset is called *harmed* if damage changed it. A harmed queue
+offset does not fit between the queue offsets of the neighbouring messages. If salvage used a harmed
+queue offset, the topic would seem to be deleted and created again, or billions of messages would
+seem to be missing.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class QueueNotes:
         counts: Int64 | None = None,
         copies: Bools | None = None,
     ) -> None:
-        """Add frames. ``counts`` has the number of messages in each frame (default: one).
+        """Add frames. ``counts`` contains the number of messages in each frame (default: one).
         ``copies`` is a mask of the multi-dispatch copies: their frames have the queue offset of
         another queue.
         """
@@ -161,15 +162,17 @@ class QueueNotes:
         return QueueStory(first, end, tuple(gaps), mended, self._strays)
 
     def _mend(self, is_queued: IsQueued) -> dict[int, int]:
-        """Correct the harmed queue offsets, drop their breaks, and return the corrected offsets."""
+        """Correct the harmed queue offsets, remove them from the list of breaks, and return the
+        corrected offsets.
+        """
         mended: dict[int, int] = {}
         kept: list[_Break] = []
         breaks = self._breaks
         begins_lower = bool(breaks) and self._first_count <= breaks[0].offset <= breaks[0].before
         if begins_lower and breaks[0].number == 1 and self._first_is_own:
-            # The queue's second message in the log has no higher queue offset than the first. In a
-            # recreated topic, the second message would have queue offset 0, but its queue offset is
-            # higher. So the queue offset of the first message is harmed.
+            # In the log, the queue's second message has the same or a lower queue offset than the
+            # first. In a recreated topic, the second message would have queue offset 0, but its
+            # queue offset is higher. So the queue offset of the first message is harmed.
             self._first = breaks[0].offset - self._first_count
             mended[self._first_at] = self._first
             breaks = breaks[1:]
@@ -311,7 +314,7 @@ def fill_messages(
 
 
 def queued_at(layout: StoreLayout, places: Int64) -> LostOffsets:
-    """Return queue -> queue offsets of the entries that point to one of some physical offsets."""
+    """Return, for each queue, the queue offsets of the entries that point to one of ``places``."""
     found: LostOffsets = {}
     for key, _, offsets in _entries_to(layout, lambda known: np.isin(known, places)):
         found.setdefault(key, []).extend(ranges_of(offsets))
@@ -346,8 +349,8 @@ def misnamed_messages(
     queue files and entries of truncated messages:
 
     - A queue has an entry that points to the frame, and has the frame's size and queue offset. But
-      the frame names another queue. Or it names this queue, but is a half message or a rollback,
-      which are in no queue.
+      the frame names another queue. Or the frame names this queue, but is a half message or a
+      rollback, which are in no queue.
     - In this queue, the entry before or after this entry is right.
     - The queue that the frame names has no right entry at this queue offset.
     """
@@ -462,7 +465,8 @@ class StoreTimes:
         self.lowered: dict[int, int] = {}
         self.raised = 0
         self._last = self._before = 0
-        # The last added message. Its time is checked when the next message is added.
+        # The last added message. The time of this message is checked when the next message is
+        # added.
         self._open = np.empty((2, 0), np.int64)
 
     def take(self, places: Int64, times: Int64) -> None:

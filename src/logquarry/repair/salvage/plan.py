@@ -340,7 +340,7 @@ class _Planner:
     # ---------------------------------------------------------------------------------- stale
     def _foreign_end(self, end: int) -> int:
         """Return the position after the last byte that is not 0, if the bytes after the log's end
-        are neither frames nor what a crash can leave; else ``end``.
+        are not frames, and a crash cannot have left them; else return ``end``.
         """
         layout = self._layout
         if layout.has_abort or layout.cut_end is not None or self._plan.stale.spans:
@@ -470,9 +470,9 @@ def _note(
     requests: DispatchRequests,
     harmed: Mapping[int, Moved],
 ) -> None:
-    """Add the entries of some frames to the notes of their queues. ``harmed`` has the queues
-    of each frame with a harmed topic or queue id. In its right queue, such a frame is no
-    multi-dispatch copy.
+    """Record the queue offsets of some frames in the ``QueueNotes`` of their queues. ``harmed``
+    contains the queues of each frame with a harmed topic or queue id. In its right queue, such a
+    frame does not count as a multi-dispatch copy.
     """
     numbers: dict[str, int] = {}
     # Different bytes can be decoded to the same name.

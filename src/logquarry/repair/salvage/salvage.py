@@ -1,7 +1,7 @@
 """Salvage and convert: copy every undamaged message of a store into a new store.
 
-The new store is made in the folder ``DIR/.salvage``. When it is complete, its files are moved to
-``DIR``, so that no program opens an incomplete store.
+The new store is made in the folder ``DIR/.salvage``. When the new store is complete, its files are
+moved to ``DIR``, so that no program opens an incomplete store.
 
 Other files that refer to messages by queue offset are copied, because queue offsets stay the same.
 The timer wheel refers to messages by physical offset, which can change, so the salvage writes a new
@@ -173,18 +173,18 @@ def salvage(
 
     Args:
         path: folder or URL of the damaged store.
-        into: the folder of the new store, empty or missing. If it is None, nothing is written, and
-            the result shows which messages can be saved.
+        into: the folder of the new store, empty or missing. If ``into`` is None, nothing is
+            written, and the result shows which messages can be saved.
         include_stale: whether to also save valid frames after the log's end, which an earlier
-            truncation left there. They become the last messages of the new log.
+            truncation left there. Such frames become the last messages of the new log.
         config: settings of the store; missing sizes are inferred from the files.
         storage_options: options of the file system, for a URL.
-        bars: a function, called with the name of each part of the work. It must return a context
-            manager. The context manager gives the function to call with this part's progress.
+        bars: a function that is called with the name of each part of the work. The function must
+            return a context manager, which gives the function to call with this part's progress.
 
     Returns:
-        The result. Its ``plan`` has the saved messages and the losses. ``is_whole`` is true if the
-        new store has all messages and all other files.
+        The result. Its ``plan`` contains the saved messages and the losses. ``is_whole`` is true if
+        the new store has all messages and all other files.
 
     Raises:
         StoreNotFound: if there is no store.

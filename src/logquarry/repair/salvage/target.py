@@ -73,7 +73,9 @@ def check_target(layout: StoreLayout, into: Path) -> None:
 
 
 class SalvageTarget:
-    """The new store's folder. The store is made in the folder ``work`` until it is complete."""
+    """The new store's folder. The salvage makes the store in the folder ``work``, and moves the
+    complete store out of it.
+    """
 
     def __init__(self, into: Path, disk: Disk) -> None:
         self.disk = disk
@@ -105,7 +107,9 @@ class SalvageTarget:
                 raise
 
     def discard(self) -> None:
-        """Remove the files that this salvage has made. The first Ctrl-C waits for this."""
+        """Remove the files that this salvage has made. The first Ctrl-C takes effect after the
+        removal.
+        """
         # If a file cannot be removed, the folder .salvage stays and marks the store as incomplete.
         with held(), contextlib.suppress(OSError, UsageError):
             if not undo_or_finish(self._into) and self._is_new:
