@@ -59,7 +59,8 @@ def results(path: Path = RESULTS) -> str:
         if row["result"] == _FAILED:
             failures.append(f"- {row['store']}, `{row['command']}`: {_plain(row['detail'])}")
         elif row["detail"].startswith("left behind"):
-            left.append(f"- {row['store']}, `{row['command']}`: {_plain(row['detail'])}")
+            parts_left = _plain(row["detail"]).removeprefix("left behind: ")
+            left.append(f"- {row['store']}: `{row['command']}` leaves {parts_left} behind")
     parts = ["## Stores of brokers that were shut down or killed", _table(cells, "", COMMANDS)]
     parts += ["## Copies of the files of a running broker", _table(cells, _LIVE, _ON_LIVE)]
     if failures:

@@ -70,7 +70,8 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
         "queue offset (8 bytes) |\n"
         "| bound (column family `offset`) | length of the topic (4 bytes), topic, `min` or `max`, "
         "queue id (4 bytes) |\n"
-        "| dispatched end | the key of the bound `max` of queue 0 of the topic CHECKPOINT_TOPIC |",
+        "| dispatched end | the key of the bound `max` for the topic CHECKPOINT_TOPIC and the "
+        "queue id 0 |",
     ),
     (
         "State table entry (3.x)",

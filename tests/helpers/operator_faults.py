@@ -228,7 +228,7 @@ def _once(harm: Callable[[Path], None]) -> Fault:
 
 FAULTS: dict[str, Fault] = {
     "a wrong byte in a message's body (bit rot)": _once(bit_rot),
-    "a wrong byte in a message's body, and a recovery has recorded this damage": _once(recorded),
+    "a wrong byte in a message's body, after a recovery that recorded this damage": _once(recorded),
     "the broker or the machine crashed": _once(crash),
     "a crash in the middle of a write (torn tail)": _once(torn_tail),
     "the first log file is missing": _once(lost_file(0)),

@@ -32,8 +32,8 @@ ENTRY = Layout(
     Field(
         "magic",
         "i",
-        "1; plus 2 if the message goes back to its queue when the slot is due (a roll); plus 4 if "
-        "it deletes another message",
+        "sum of these numbers: 1; 2 if the message goes back to its queue when the slot is due (a "
+        "roll); 4 if the message deletes another message",
     ),
     Field("write_time", "q", "time of the write, ms, rounded down to timerPrecisionMs"),
     Field("delay", "i", "time of the slot minus write_time, ms"),

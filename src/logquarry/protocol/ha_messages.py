@@ -114,11 +114,13 @@ SLAVE: Final = Transitions(
 
 
 # ----------------------------------------------------------------- messages, settings and events
-REPORT: Final = Layout("report", Field("offset", "q", "end offset of the slave's log; 0: empty"))
+REPORT: Final = Layout(
+    "report", Field("offset", "q", "end offset of the slave's log; 0 if it is empty")
+)
 HEADER: Final = Layout(
     "transfer header",
     Field("offset", "q", "physical offset of the data's first byte"),
-    Field("size", "i", "bytes of data that follow; 0: a heartbeat"),
+    Field("size", "i", "number of data bytes that follow; 0 in a heartbeat"),
 )
 assert (REPORT.size, HEADER.size) == (8, 12)
 

@@ -34,7 +34,12 @@ if cython.compiled:
 PREFIX: Final = Layout(
     "remoting prefix",
     Field("length", "i", "bytes of the frame after this field"),
-    Field("header", "I", "highest byte: 0 JSON, 1 binary; other three: bytes of the header"),
+    Field(
+        "header",
+        "I",
+        "the highest byte shows the format of the header (0: JSON, 1: binary); the other three "
+        "bytes are the length of the header",
+    ),
 )
 BINARY_HEADER: Final = Layout(
     "binary remoting header",

@@ -107,7 +107,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         Action.READ,
         "the topic or the queue id in a frame has changed, and the message is in its right queue, "
         "so consumers get it. If the right queue is unknown, the message is in no queue. The "
-        "column REASON tells which of the two is the case",
+        "column REASON shows which of the two cases applies",
         "nothing: recover and rebuild keep the message in its right queue, and salvage corrects "
         "the frame. If the message is in no queue, read it with `messages --offset`",
     ),
@@ -117,7 +117,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         "bits, and no CRC covers them. The message is in its queue, so consumers get it. But if "
         "RocketMQ makes the queue again from the log, the message is in no queue",
         "`salvage --into DIR`, which corrects the frame. `recover` and `rebuild` do not correct "
-        "it, and keep the message in its queue. `rebuild --index` leaves out the keys of a "
+        "the frame, and keep the message in its queue. `rebuild --index` leaves out the keys of a "
         "message that has become a ROLLBACK",
     ),
     "suspect_text": _damage(Action.READ, "NUL bytes or invalid UTF-8 in a topic or in properties"),
@@ -133,7 +133,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     "queue_ahead": _damage(Action.RECOVER, "queue entries for messages beyond the log's end"),
     "queue_end_wrong": _damage(
         Action.QUEUES,
-        "a queue in RocksDB ends after its last entry: new messages get wrong offsets",
+        "the recorded end of a queue in RocksDB is after the queue's last entry, so new messages "
+        "get wrong offsets",
     ),
     "queue_hole": _damage(
         Action.QUEUES, "an entry was never written, although later entries were written"
