@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import hatch_build
+from tests.helpers import hypothesis_profiles
 from tests.helpers.golden_data import ARCHIVE, unpacked
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -27,6 +28,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 if hatch_build.is_stale():
     pytest.exit("the compiled modules are older than their sources: run python hatch_build.py", 2)
+
+# Not in the conftest.py of a folder: a test of another folder can import a test of that folder
+# first, and Hypothesis's own settings, with a deadline, would then hold for it.
+hypothesis_profiles.load()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,3 +1,0 @@
-from tests.helpers import hypothesis_profiles
-
-hypothesis_profiles.load()
