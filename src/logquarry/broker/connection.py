@@ -477,6 +477,8 @@ class Handshake(asyncio.Protocol):
                 ssl_handshake_timeout=_HANDSHAKE_SECONDS,
             )
         except (OSError, EOFError) as error:
-            _violations.warning("a TLS handshake failed: %s", error)
+            # If the client disconnects, the error has no text.
+            reason = str(error) or "the client disconnected"
+            _violations.warning("a TLS handshake failed: %s", reason)
         finally:
             self._server.handshakes.discard(self)

@@ -85,9 +85,9 @@ class Sending(Part):
         self._settled: Mailbox[tuple[Request, Message, PutFuture]] = Mailbox(
             core.loop, lambda item: self._answer(*item)
         )
-        name = core.options.cluster
-        self._cluster = f"{props.PROPERTY_SEPARATOR}{_CLUSTER}{props.NAME_VALUE_SEPARATOR}{name}"
-        self._extra = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+        region = {"MSG_REGION": "DefaultRegion"}
+        self._added = props.encode({_CLUSTER: core.options.cluster} | region)
+        self._extra = region | {"TRACE_ON": "true"}
 
     @answers(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
     def send(self, request: Request) -> None:
@@ -228,8 +228,8 @@ class Sending(Part):
 
     def properties_of(self, text: str) -> str:
         """Return a client's property string as a RocketMQ broker would store it."""
-        # Remove WAIT=true: all clients send it, although it is the default. Add the name of the
-        # cluster: a consumer that replies to the message needs it.
+        # Remove WAIT=true: all clients send it, although it is the default. Replies need the
+        # cluster. Without the region, Java consumers of 5.3 and later send no trace.
         text = text.removesuffix(_SEPARATOR)
         if _WAITS in text:
             # RocketMQ's clients write WAIT=true once, between two properties. The fast replacement
@@ -237,7 +237,7 @@ class Sending(Part):
             text = text.replace(_WAITS_AMID, _SEPARATOR, 1)
             if _WAITS in text:
                 text = _WAITS_PROPERTY.sub("", text)
-        return f"{text}{self._cluster}" if text else self._cluster[1:]
+        return f"{text}{_SEPARATOR}{self._added}" if text else self._added
 
     def message_of(
         self, request: Request, topic: str, queue_id: int, body: bytes | None, text: str

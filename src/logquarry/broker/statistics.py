@@ -225,6 +225,8 @@ class Runtime(Part):
         put, got = statistics.totals()
         numbers: dict[str, Any] = {
             "bootTimestamp": self._began,
+            # Without this value, clusterList of mqadmin 5 shows the broker as not activated.
+            "brokerActive": "true",
             "brokerVersion": 399,
             "brokerVersionDesc": f"logquarry {__version__}",
             "EndTransactionQueueSize": 0,

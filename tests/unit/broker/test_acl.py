@@ -163,6 +163,16 @@ def test_no_request_is_open_to_a_stranger(code: int) -> None:
             CONTROL.admit(command, {})
 
 
+def test_a_wrong_key_does_not_hide_the_routes() -> None:
+    """Otherwise a client reports that the topic is missing, and not that its key is wrong."""
+    for key in "reader", "nobody":
+        fields = {"topic": "t", "AccessKey": key, "Signature": "wrong"}
+        routes = RemotingCommand(
+            code=RequestCode.GET_ROUTEINFO_BY_TOPIC, opaque=1, ext_fields=fields
+        )
+        assert CONTROL.admit(routes, fields) is None
+
+
 def test_accounts_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "accounts.toml"
     path.write_text(

@@ -53,6 +53,8 @@ def test_all_numbers_have_the_formats_of_rocketmq(tmp_path: Path) -> None:
             # The delayed message is not in its queue yet.
             await asyncio.sleep(0.01)
         assert set(_KEYS) <= table.keys()
+        # Without it, clusterList of mqadmin 5 shows the broker as not activated.
+        assert table["brokerActive"] == "true"
         assert table["scheduleMessageOffset_3"] == "0,1"
         rates = [table[name] for name in table if name.endswith("Tps") and "timer" not in name]
         assert len(rates) == 6

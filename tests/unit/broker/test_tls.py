@@ -25,6 +25,7 @@ from tests.helpers.broker_client import (
     send_fields,
 )
 from tests.helpers.replication import make_certificate
+from tests.helpers.waiting import eventually
 
 _CONNECTIONS = 200
 
@@ -68,6 +69,17 @@ def test_no_handshake_loses_its_first_bytes(contexts: Contexts) -> None:
                 while not answers:
                     answers = reader.receive_data(client.recv(1 << 16))
                 assert answers[0].opaque == 7 and answers[0].code == 0
+
+
+@pytest.mark.usefixtures("each_loop")
+def test_a_failed_handshake_has_a_reason(
+    contexts: Contexts, caplog: pytest.LogCaptureFixture
+) -> None:
+    context, _trusting = contexts
+    with background(options=BrokerOptions(tls=context), config=SMALL) as broker:
+        host, _, port = broker.name_server.rpartition(":")
+        socket.create_connection((host, int(port)), PATIENCE_SECONDS).close()
+        eventually(lambda: "a TLS handshake failed: the client disconnected" in caplog.text)
 
 
 def test_accounts_behind_tls(tmp_path: Path) -> None:
