@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import logquarry as lq
+from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable
 from logquarry.format import sys_flag
 from logquarry.ingest import importing
@@ -455,6 +457,26 @@ def test_a_full_disk_says_how_many_are_in(
     assert "the first 4 messages" in result.stderr
     assert result.stderr.splitlines()[-1].endswith(" --skip 4")
     assert result.stderr.splitlines()[-1].count("--skip") == 1
+
+
+def test_a_sync_that_fails_after_the_last_put_is_no_success(
+    tmp_path: Path, put_in: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Disk, descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def put_then_fail(self: ManyWriter, *arguments: Any) -> Any:
+        result = put_stored(self, *arguments)
+        monkeypatch.setattr(Disk, "fdatasync", fail)
+        return result
+
+    source = write(tmp_path / "a.jsonl", line(), line())
+    put_stored = ManyWriter.put_stored
+    monkeypatch.setattr(ManyWriter, "put_stored", put_then_fail)
+    result = put_in(source, code=4)
+    assert "sync failed: Input/output error" in result.stderr
+    assert f"all 2 messages of {source} are in {tmp_path / 'store'}\n" in result.stderr
+    assert "put 2 messages" not in result.stderr
 
 
 @pytest.mark.parametrize("most_kept", [0, 1 << 30])

@@ -136,6 +136,8 @@ def _run(
                 pause=waiting.check,
             )
         opened.wait_dispatched()
+        # Flush here, although close() flushes too: close() does not report a failed disk.
+        opened.flush()
 
 
 def _warn_of_service_topics(out: Output, imported: Imported) -> None:
