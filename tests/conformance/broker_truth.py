@@ -115,12 +115,9 @@ def not_served(
         rows = [row for row in all_rows if start <= row[1] < end]
         if name.rpartition("/")[0] in compacted:
             rows = list({row[3]: row for row in rows}.values())
-        served = {row[0]: row for row in after.pulled.get(name, [])}
-        lost += [
-            f"{name} at {row[0]}"
-            for row in rows
-            if _same(row, moved) != _same(served.get(row[0]), moved)
-        ]
+        # In a queue of multi-dispatch, several messages can have the same queue offset.
+        served = {_same(row, moved) for row in after.pulled.get(name, [])}
+        lost += [f"{name} at {row[0]}" for row in rows if _same(row, moved) not in served]
     for name, rows in before.got.items():
         if name not in before.pulled:
             # The queue offsets are those in the frames, of other queues.
@@ -147,9 +144,9 @@ def puts_not_served(after: Truth, puts: dict[str, int]) -> list[str]:
     return lost
 
 
-def _same(row: list[Any] | None, moved: bool) -> list[Any] | None:
+def _same(row: list[Any], moved: bool) -> tuple[Any, ...]:
     # The message id may contain the physical offset.
-    return None if row is None else [row[0], *(row[3:] if moved else row[1:])]
+    return row[0], *(row[3:] if moved else row[1:])
 
 
 # -------------------------------------------------------------------------------- our reads

@@ -188,3 +188,22 @@ def test_lost_files_are_found_without_the_package(lost: str, copied: Copied) -> 
     [found] = [one for one in report.findings if one.severity == "damage"]
     assert (found.kind, found.file) == ("bad_rocksdb_store", "rocksdbstore")
     assert "which" in found.reason and "missing" in found.reason
+
+
+def test_a_queue_that_is_only_in_files_makes_no_damage_of_a_crash(copied: Copied) -> None:
+    """With combineCQUseRocksdbForLmq, only some queues are in RocksDB."""
+    root = copied("5.5.0-rocksdb-double")
+    change(root / "consumequeue_rocksdb", "missing")
+    with lq.MessageStore.open(root) as store:
+        newest = [message for message in store.scan() if message.topic == "Later"][-1]
+    with changed(root / "consumequeue_rocksdb") as database:
+        offsets = database.get_column_family("offset")
+        last = table.bound_key("Later", table.MAX, newest.queue_id)
+        place, number = table.BOUND.struct.unpack(offsets[last])
+        assert place == newest.physical_offset
+        del database[table.entry_key("Later", newest.queue_id, number)]
+        offsets[last] = table.BOUND.struct.pack(place, number - 1)
+        offsets[table.DISPATCHED] = table.DISPATCHED_END.struct.pack(place)
+    (root / "abort").touch()
+    found = verify_store(StoreLayout.open(root))
+    assert found.by_kind == {"abort_file": 1, "queue_behind": 1} and not found.has_damage

@@ -76,9 +76,10 @@ _HARM: Final = {
 }
 
 _OUT = {
-    names.ROCKSDB_QUEUES: "start the broker on the store: the broker recovers it; `logquarry "
-    "recover` and `rebuild` make new queues in RocksDB if no queue is in files; or copy the "
-    "messages with `logquarry salvage --into`, which makes a plain store",
+    # After a kill, a broker may not make all lost entries again.
+    names.ROCKSDB_QUEUES: "`logquarry recover` and `rebuild` make new queues in RocksDB if no "
+    "queue is in files; or copy the messages with `logquarry salvage --into`, which makes a plain "
+    "store; or start the broker on the store",
     names.MULTI_DISPATCH: "leave enableMultiDispatch out of the configuration: the files show it",
     names.DLEDGER: "make a plain store with `logquarry convert STORE --into DIR`",
     names.LOG_PATH: "if commitlog/ holds the whole log, leave storePathCommitLog out of --config",

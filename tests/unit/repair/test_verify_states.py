@@ -89,6 +89,26 @@ def test_a_deleted_topic_has_no_queue(
     assert told(check(tmp_path))[0] == (severity, "queue_missing")
 
 
+@pytest.mark.parametrize("without_queue", ["deleted", "../no folder"])
+def test_a_topic_that_needs_no_queue_makes_no_damage_of_a_crash(
+    without_queue: str, tmp_path: Path
+) -> None:
+    """The entries of such a topic are not missing, although its messages are the oldest ones."""
+    maker = StoreMaker()
+    for topic in (without_queue, "a", "a", "b"):
+        maker.put(topic)
+    del maker.units[without_queue, 0]
+    root = write(maker, tmp_path / "store", 1, dispatched=FIRST_TIME)
+    topics = {name: TopicConfig(name, 1, 1, 6, 0, False) for name in "ab"}
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config/topics.json").write_text(encode_topics(topics, timestamp_ms=1 << 50))
+    assert told(check(root)) == [
+        ("note", "queue_missing"),
+        ("note", "queue_missing"),
+        ("note", "abort_file"),
+    ]
+
+
 def test_a_queue_that_lacks_what_another_one_has_is_damage(
     maker: StoreMaker, tmp_path: Path
 ) -> None:

@@ -115,13 +115,6 @@ class EntryAudit:
         """Return a mask: whether each hash belongs to a key of its frame. ``numbers`` contains the
         row of each hash's frame.
         """
-        # An entry for the tag of a message is optional: older brokers made none.
-        if self._layout.config.index_tags:
-            raw, owners = index_keys(run.window, run.rows, raw=True, tags=True)
-            known = np.sort(_pairs(owners, positive(raw)))
-            tags = _among(_pairs(numbers, hashes), known)
-        else:
-            tags = np.zeros(len(hashes), np.bool_)
         raw, owners = index_keys(run.window, run.rows, raw=True)
         known = _pairs(owners, positive(raw))
         if (hashes < 0).any():
@@ -131,7 +124,12 @@ class EntryAudit:
         counted = right & ~_is_commit(run)[numbers]
         counted &= (places[numbers] > self._between[0]) & (places[numbers] < self._between[1])
         self.keys += len(_distinct(_pairs(numbers[counted], positive(hashes[counted]))))
-        return right | tags
+        if right.all():
+            return right
+        # An entry for the tag of a message is optional: brokers before 5.4 make none, also if they
+        # continue the store of a newer broker.
+        raw, owners = index_keys(run.window, run.rows, raw=True, tags=True)
+        return right | _among(_pairs(numbers, hashes), np.sort(_pairs(owners, positive(raw))))
 
 
 class KeyCounter:

@@ -212,6 +212,10 @@ class RocksQueuesAudit(QueuesAudit):
             yield finding("queue_ahead", self.folder, 0, reason, is_explained=crashed)
         yield from self.differences(log_end, lost, is_explained=is_explained)
 
+    def _has_no_queue(self, key: QueueKey, seen: SeenMessages) -> bool:
+        # The other queues of the store are not in RocksDB.
+        return key in self._elsewhere or super()._has_no_queue(key, seen)
+
     def _missing(self, key: QueueKey, reason: str, *, is_explained: bool) -> Iterator[Finding]:
         if key not in self._elsewhere:
             reason = f"RocksDB lacks it, and {reason}"

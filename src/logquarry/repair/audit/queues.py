@@ -272,9 +272,17 @@ class QueuesAudit:
         return self._is_dispatched(dispatched, known)
 
     def _is_dispatched(self, dispatched: int, known: int) -> bool:
-        behind = [seen for seen in self._seen.values() if seen.missing_from is not None]
         return all(
-            seen.missing_since > known and (seen.missing_from or 0) >= dispatched for seen in behind
+            seen.missing_since > known and (seen.missing_from or 0) >= dispatched
+            for key, seen in self._seen.items()
+            if seen.missing_from is not None and not self._has_no_queue(key, seen)
+        )
+
+    def _has_no_queue(self, key: QueueKey, seen: SeenMessages) -> bool:
+        """Whether a store without damage lacks this queue, although the log has its messages."""
+        # If a topic's name cannot be a folder name, the dispatcher makes no queue for it.
+        return seen.queue is None and (
+            self._is_deleted(key[0], seen.missing_since) or queue_name_fault(key[0]) is not None
         )
 
     def _queue_differences(

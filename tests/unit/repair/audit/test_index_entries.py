@@ -35,3 +35,18 @@ def test_the_header_of_each_index_file_is_compared_once(
         assert not verify_store(reader.layout).has_damage
     assert files == 20
     assert compared == files
+
+
+def test_tags_in_the_older_index_files_of_a_newer_broker_are_right(tmp_path: Path) -> None:
+    """A broker before 5.4 that continues a store of 5.4 or later writes no entries for tags."""
+    for number, tags in enumerate((True, False)):
+        with opened(tmp_path, max_hash_slot_num=3, max_index_num=10, index_tags=tags) as store:
+            for key in range(30):
+                store.put(lq.Message("t", b"body", tags="paid", keys=f"k{number}-{key}"))
+            assert store.wait_dispatched(timeout=60)
+    with lq.MessageStore.open(tmp_path) as reader:
+        assert reader.features.get("index_tags") is None
+        assert len(reader.query("t", "T#paid")) == 30
+        found = verify_store(reader.layout)
+    assert found.findings == []
+    assert found.counts["index_entries"] == 90
