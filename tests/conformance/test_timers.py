@@ -217,6 +217,8 @@ def test_damaged_pops_are_named(stores: Path, tmp_path: Path) -> None:
     (root / "kvStore" / "CURRENT").unlink()
     hint = unacknowledged_pops(StoreLayout.open(root)).hint or ""
     assert "kvStore/ cannot be read" in hint and "logquarry-rocksdb-" not in hint
+    left = {one.paths: one.feature for one in lq.salvage(root).left_behind}
+    assert left.get(("kvStore",)) == "bad_rocksdb_store"
 
 
 HARMS: dict[str, Callable[[Path], object]] = {

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.disk.folders import NameGuard
+from logquarry.disk.name_guard import NameGuard
 from tests.crash.lost_pages import COUNT, FILE, MODES, START, handled, make_store, run, use
 from tests.helpers import python_process
 

@@ -1,22 +1,14 @@
-"""Locks a store's folders, protects files by hard links, and chooses folders for new log files.
+"""Locks a store's folders, and chooses the folders for new log files.
 
 A lock of a folder needs no lock file, and ends with the process that holds it.
-
-A RocketMQ broker cannot run on a store that logquarry has locked. But a broker that is started on
-such a store tries to take the lock only after its own recovery, and this recovery deletes files
-after the log's end. So each log file and index file that a writer changes gets a hard link as its
-second name (:class:`NameGuard`). If the broker deletes the file's own name (the first name), the
-writer restores it from the hard link.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +23,6 @@ from logquarry.log.store_files import (
     LARGEST_BASE,
     LOCK,
     NAME_DIGITS,
-    SIDECAR,
     is_offset_name,
 )
 from logquarry.systems import (
@@ -243,198 +234,6 @@ class AbortFile:
         """Delete the file. Raises StoreUnavailable if the store is poisoned and needs recovery."""
         self._disk.health.require_writable()
         self._disk.remove(self.path)
-
-
-logger = logging.getLogger(__name__)
-
-_NAMES: Final = "names"
-
-
-class NameGuard:
-    """The second names (hard links) of the files of one log."""
-
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
-        self._change = threading.Lock()
-        self._paths: tuple[Path, ...] = ()
-        self._folders: set[Path] = set()
-
-    def guard(self, path: Path) -> None:
-        """Give a file its second name. On a file system without hard links, there is no second
-        name, and only a later sync detects that the file's name was deleted.
-        """
-        with self._change:
-            with contextlib.suppress(OSError):
-                self._drop(path)
-            link = link_of(path)
-            try:
-                if link.parent not in self._folders:
-                    self._disk.make_folders(link.parent)
-                    self._folders.add(link.parent)
-                self._disk.link(path, link)
-            except FileNotFoundError:
-                # Another program has just deleted the file. The caller detects the deletion.
-                return
-            except OSError as error:
-                logger.info("%s: no second name: %s", path, error.strerror)
-                return
-            self._paths = (*self._paths, path)
-
-    def release(self, path: Path) -> None:
-        """Remove a second name durably. Otherwise the name could reappear after a crash, and the
-        file would be restored from it.
-        """
-        with self._change:
-            link = link_of(path)
-            with self._disk.refusing(link):
-                is_gone = self._drop(path)
-            if is_gone:
-                self._disk.sync_names(link.parent)
-
-    def check(self) -> list[Path]:
-        """Restore the first names that other programs deleted; return their paths. A failure
-        poisons the store.
-        """
-        with self._change:
-            lost = [path for path in self._paths if not path.exists()]
-            for path in lost:
-                link = link_of(path)
-                if link.exists():
-                    # The folder may have been deleted with the file.
-                    self._disk.make_folders(path.parent)
-                try:
-                    self._disk.link(link, path)
-                except OSError as error:
-                    reason = f"{path}: another program deleted it, and it cannot be restored"
-                    raise self._disk.health.poison(f"{reason}: {error.strerror}") from error
-                self._disk.sync_names(path.parent)
-                logger.warning("%s: another program deleted it; restored from its link", path)
-            return lost
-
-    def _drop(self, path: Path) -> bool:
-        """Remove a second name. Return whether this name existed. May raise OSError."""
-        self._paths = tuple(other for other in self._paths if other != path)
-        try:
-            self._disk.unlink(link_of(path))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
-
-    def close(self) -> None:
-        """Restore lost names, then remove all second names durably.
-
-        If a second name stayed, or reappeared after a power cut, the next opening would restore a
-        file that retention has deleted. So if a second name cannot be removed, the shutdown does
-        not count as clean. If the store is poisoned, all second names stay, because the next
-        opening restores lost files from them.
-
-        Raises:
-            StoreUnavailable: if a name cannot be restored or removed.
-        """
-        try:
-            self.check()
-            with self._change:
-                self._remove_all()
-        except StoreUnavailable:
-            if self._disk.health.reason is None:
-                raise
-
-    def _remove_all(self) -> None:
-        self._disk.health.require_writable()
-        changed = set()
-        for path in self._paths:
-            link = link_of(path)
-            with self._disk.refusing(link):
-                if self._drop(path):
-                    changed.add(link.parent)
-        self._disk.sync_names(*sorted(changed))
-
-    def restore(self, folders: Sequence[Path]) -> list[Path]:
-        """After a crash, restore the first names that files have lost. Return the restored paths.
-
-        If a file was renamed in its folder, its first name is not restored from the hard link,
-        because a recovery renames the file back. The method does not restore files that retention
-        has deleted. At its end, the method removes all second names durably.
-
-        Args:
-            folders: all folders of the log, and possibly the folder of the index.
-        """
-        back = []
-        expired = self._expired(folders)
-        for folder in folders:
-            second = links_of(folder)
-            named = _files_in(folder)
-            self._paths = tuple(
-                folder / name
-                for name in self._disk.names_in(second)
-                if folder / name not in expired and _file_at(second / name) not in named
-            )
-            back += self.check()
-        self.discard(folders)
-        return back
-
-    def discard(self, folders: Iterable[Path]) -> None:
-        """Remove all second names durably, without restoring files."""
-        for folder in folders:
-            second = links_of(folder)
-            names = self._disk.names_in(second)
-            for name in names:
-                self.release(folder / name)
-            if not names and second.is_dir():
-                self._disk.sync_names(second)
-
-    def _expired(self, folders: Iterable[Path]) -> set[Path]:
-        """Of the log files without a first name, return those that a broker's retention deleted.
-
-        If another file is missing between such a file and the log's first file, a retention has
-        deleted the file. Otherwise, only its first name is lost.
-        """
-        lost: dict[int, Path] = {}
-        found: list[int] = []
-        size = 0
-        for folder in folders:
-            for place in (folder, links_of(folder)):
-                for name in filter(is_offset_name, self._disk.names_in(place)):
-                    with contextlib.suppress(OSError):
-                        size = max(size, (place / name).stat().st_size)
-                    if place == folder:
-                        found.append(int(name))
-                    else:
-                        lost[int(name)] = folder / name
-        first = min(found, default=0)
-        for base in sorted(lost, reverse=True):
-            if first - size <= base < first:
-                first = base
-        expired = {path for base, path in lost.items() if base < first}
-        for path in sorted(expired):
-            logger.warning("%s: not restored from its link: a retention deleted it", path)
-        return expired
-
-
-def _file_at(path: Path) -> tuple[int, int] | None:
-    # Return the device and inode numbers of a file; None if the file is missing or cannot be read.
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _files_in(folder: Path) -> set[tuple[int, int] | None]:
-    try:
-        return {_file_at(path) for path in (*folder.glob("*"), *folder.glob("*/*"))} - {None}
-    except OSError:
-        return set()
-
-
-def link_of(path: Path) -> Path:
-    """Return the path of a file's second name."""
-    return links_of(path.parent) / path.name
-
-
-def links_of(folder: Path) -> Path:
-    """Return the folder with the second names of a folder's files."""
-    return folder.parent / SIDECAR / _NAMES / folder.name
 
 
 # -------------------------------- the folders of a queue of files (``MultiPathMappedFileQueue``)

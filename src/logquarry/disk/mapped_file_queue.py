@@ -22,8 +22,9 @@ from typing import Final, Protocol
 
 from logquarry.disk.disk import Disk
 from logquarry.disk.file_place import LastFile
-from logquarry.disk.folders import NameGuard, QueueFolders
+from logquarry.disk.folders import QueueFolders
 from logquarry.disk.mapped_file import MappedFile
+from logquarry.disk.name_guard import NameGuard
 from logquarry.errors import StoreUnavailable, UsageError
 
 logger = logging.getLogger(__name__)
@@ -467,8 +468,9 @@ class MappedFileQueue(LastFile):
     def close(self) -> None:
         """Close all files. Results of :meth:`select` stay readable.
 
-        Raises StoreUnavailable if a file's hard link (:class:`~logquarry.disk.folders.NameGuard`)
-        cannot be removed. In this case too, all files are closed.
+        Raises StoreUnavailable if a file's hard link
+        (:class:`~logquarry.disk.name_guard.NameGuard`) cannot be removed. In this case too, all
+        files are closed.
         """
         if self._health.is_forked:
             return

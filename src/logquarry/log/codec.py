@@ -40,6 +40,8 @@ SWITCH = "LOGQUARRY_KERNELS"
 
 crc32_address = java.crc32_address
 
+_PIECE: Final = 1 << 20
+
 _AT_MAGIC: Final = frame.HEAD.offsets["magic"]
 _MAGIC: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in frame.MAGICS))
 
@@ -110,6 +112,20 @@ class Window:
         """
         array = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
         return cls(array, base, len(array) if end is None else end, has_heads)
+
+    @classmethod
+    def with_zeros(cls, data: bytes | memoryview, base: int, size: int) -> Window:
+        """Make a window over ``data`` and the zeros after it, ``size`` bytes in total. Large ranges
+        of zeros take no memory.
+        """
+        array = np.zeros(size, np.uint8)
+        given = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+        for at in range(0, len(given), _PIECE):
+            piece = given[at : at + _PIECE]
+            # A write to the array takes memory, also for zeros.
+            if piece.any():
+                array[at : at + len(piece)] = piece
+        return cls(array, base, size)
 
     def after(self, position: int) -> Window:
         """Return a window over the data from a position on."""

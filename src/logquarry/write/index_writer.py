@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 
 from logquarry.disk.disk import Disk
-from logquarry.disk.folders import NameGuard
 from logquarry.disk.mapped_file import MappedFile
+from logquarry.disk.name_guard import NameGuard
 from logquarry.disk.page_file import CheckpointFile
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.format import index, java

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -12,14 +13,14 @@ import pytest
 
 import logquarry as lq
 from logquarry.disk.disk import Disk
-from logquarry.disk.folders import NameGuard, link_of
 from logquarry.disk.log_files import AllocateMappedFileService
 from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.disk.name_guard import NameGuard, link_of
 from logquarry.errors import StoreUnavailable
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.faulty_disk import FaultyDisk as ModelDisk
 from tests.helpers.failing_disk import FaultyDisk
-from tests.helpers.small_store import config, forget_start
+from tests.helpers.small_store import config, forget_start, opened
 
 SIZE = 4096
 
@@ -293,3 +294,31 @@ def test_a_poisoned_store_keeps_its_second_names(disk: FaultyDisk, tmp_path: Pat
     disk.health.poison("a sync failed")
     queue.close()
     assert second_names(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("is_newer", [True, False])
+def test_second_names_in_a_copy_of_an_open_store(tmp_path: Path, *, is_newer: bool) -> None:
+    """``cp -r`` makes a file of each second name. It can have messages that no other file has."""
+    copy = tmp_path / "copy"
+    with opened(tmp_path / "store") as store:
+        for number in range(12):
+            store.put(lq.Message("t", b"%04d" % number * 500))
+        store.flush()
+        shutil.copytree(tmp_path / "store/commitlog", copy / "commitlog")
+        if is_newer:
+            store.put(lq.Message("t", b"the copy of the log lacks this" * 20))
+            store.flush()
+        shutil.copytree(tmp_path / "store/.logquarry", copy / ".logquarry")
+        (copy / "abort").touch()
+    names = copy / ".logquarry/names/commitlog"
+    changed = {
+        path.name: path.read_bytes()
+        for path in names.iterdir()
+        if path.read_bytes() != (copy / "commitlog" / path.name).read_bytes()
+    }
+    assert bool(changed) == is_newer
+    lq.recover(copy, apply=True, config=config(), accept_loss=1 << 20)
+    assert second_names(copy) == []
+    aside = copy / ".logquarry/quarantine/names/commitlog"
+    assert {path.name: path.read_bytes() for path in aside.glob("*")} == changed
+    assert not lq.recover(copy, config=config()).is_needed

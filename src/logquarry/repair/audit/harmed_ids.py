@@ -11,6 +11,8 @@ called the *named queue* here. The frame is called *harmed* if all these conditi
   the queue of the entry.) The search for it goes in both directions, and stops in each direction at
   the first own entry. If the other queue has only this entry, it is enough that the named queue has
   no files.
+- The named queue has no entry at the frame's queue offset that points to the other queue's message
+  with this offset. Such an entry would show that the files of the two queues were swapped.
 - The search meets no entry that points to a message of the named queue. Such an entry would show
   that a file lies in the folder of the wrong queue. Exception: such an entry is ignored if the
   named queue has its own message at the same queue offset.
@@ -182,6 +184,8 @@ class HarmedIds:
             # entries off afterwards.
             return True
         self._searched += _READ
+        if self._has_message_of(key, named, offset):
+            return False
         queue = self._queue_of(key)
         if queue is not None and queue.max_offset - queue.min_offset == 1:
             return self._queue_of(named) is None
@@ -200,7 +204,13 @@ class HarmedIds:
 
     def _has_own(self, key: QueueKey, offset: int) -> bool:
         """Whether a queue has an entry at an offset that points to its own message."""
-        frame = self._frame(key, offset)
+        return self._has_message_of(key, key, offset)
+
+    def _has_message_of(self, key: QueueKey, on_disk: QueueKey, offset: int) -> bool:
+        """Whether the queue ``on_disk`` has an entry at an offset that points to the message that
+        names the queue ``key`` and this offset.
+        """
+        frame = self._frame(on_disk, offset)
         return frame is not None and frame.queue_offset == offset and frame.queue_key == key
 
     def _frame(self, key: QueueKey, offset: int) -> Frame | None:

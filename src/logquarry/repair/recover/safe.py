@@ -480,7 +480,7 @@ def _made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | No
     if start >= stop:
         return None
     data = layout.open_file(file.path).window(start - file.base, stop - start)[: stop - start]
-    window = codec.Window.of(bytes(data).ljust(file.base + room - start, b"\0"), start)
+    window = codec.Window.with_zeros(data, start, file.base + room - start)
     at = 0
     while at < stop - start:
         at, code = codec.find_frame(window, at, stop - start, check_crc=True)

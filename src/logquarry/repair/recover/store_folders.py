@@ -19,8 +19,8 @@ from typing import Final
 
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
-from logquarry.disk.folders import NameGuard, links_of
 from logquarry.disk.log_files import log_paths
+from logquarry.disk.name_guard import NameGuard, links_of
 from logquarry.errors import StoreUnavailable, reason_of
 from logquarry.log import store_files
 from logquarry.log.layout import StoreLayout

@@ -41,10 +41,12 @@ from logquarry.read.store_sizes import require_log
 from logquarry.read.timers import CHECK as TIMER_CHECK
 from logquarry.read.timers import QUEUE_ID, check_or_none, precision, timers_of
 from logquarry.repair.audit.timer_files import timer_log_file_size, write_timer_files
+from logquarry.repair.findings import VerifyReport
 from logquarry.repair.recover.store_folders import check_file_size
 from logquarry.repair.salvage.losses import ranges_json
 from logquarry.repair.salvage.plan import SalvagePlan, plan_salvage
 from logquarry.repair.salvage.target import LogWriter, SalvageTarget, carry, check_target
+from logquarry.repair.verify_files import check_config, check_databases
 from logquarry.text import counted, document, json_value
 from logquarry.units import Bars, now_ms
 from logquarry.write.queue_table import topics_of
@@ -69,7 +71,9 @@ _LOST: Final = {
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """Files that are not in the new store; ``feature`` is a name in docs/rocketmq-5.md."""
+    """Files that are not in the new store, or are damaged there. ``feature`` is a name in
+    docs/rocketmq-5.md, or a kind of findings.
+    """
 
     feature: str
     paths: tuple[str, ...]
@@ -229,6 +233,7 @@ def salvage_store(
     found.carried, found.left_behind = _other_files(layout, plan.config.queue_file_size)
     found.progress, documents = _config(layout, plan)
     found.left_behind += _unreadable_files(layout, ())
+    found.left_behind += _invalid_files(layout, found.carried)
     # Do not copy timercheck: _make_timer_files writes a new one for the new timer wheel.
     documents.pop(TIMER_CHECK, None)
     found.files = sorted(path for path in documents if path.startswith(f"{CONFIG}/"))
@@ -321,6 +326,21 @@ def _unreadable_files(layout: StoreLayout, copied: Iterable[str]) -> Iterator[Le
         length = sum(one.length for one in ranges)
         reason = f"{counted(length, 'byte')} from {ranges[0].offset} on {ranges[0].reason}: {what}"
         yield LeftBehind(UNREADABLE, (path,), reason)
+
+
+def _invalid_files(layout: StoreLayout, carried: Iterable[str]) -> list[LeftBehind]:
+    """Return the copied files and databases that verify reports as damage. A broker may not start
+    with them, or may lose topics or consumer offsets.
+    """
+    report = VerifyReport(layout.root)
+    check_config(layout, report)
+    if KV_STORE in carried:
+        check_databases(layout, report, is_live=False)
+    return [
+        LeftBehind(one.kind, (one.file,), f"it is invalid, and is copied unchanged: {one.reason}")
+        for one in report.findings
+        if one.severity == "damage" and one.file.startswith((CONFIG, KV_STORE))
+    ]
 
 
 def _make_timer_files(layout: StoreLayout, config: StoreConfig, disk: Disk, root: Path) -> int:

@@ -23,9 +23,10 @@ from logquarry.config import StoreConfig, settings_of
 from logquarry.dialect31.state_table import StateTableKeeper
 from logquarry.disk.config_file import consumer_offsets, delay_offsets
 from logquarry.disk.disk import Disk
-from logquarry.disk.folders import NameGuard, StoreLock, held_by
+from logquarry.disk.folders import StoreLock, held_by
 from logquarry.disk.log_files import log_paths
 from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.disk.name_guard import NameGuard
 from logquarry.disk.page_file import record_start
 from logquarry.disk.service import Service
 from logquarry.errors import CorruptFile, StoreError, StoreUnavailable

@@ -21,7 +21,7 @@ from logquarry import arguments
 from logquarry.config import StoreConfig
 from logquarry.dialect31.open_transactions import open_in, read_table
 from logquarry.disk.config_file import consumer_offsets, delay_offsets
-from logquarry.disk.folders import link_of
+from logquarry.disk.name_guard import link_of
 from logquarry.errors import UsageError
 from logquarry.format import java, timer
 from logquarry.format import properties as props

@@ -258,3 +258,30 @@ def test_a_frame_of_a_batch_topic_is_not_searched_for(tmp_path: Path) -> None:
     (root / "abort").touch()
     with lq.MessageStore.open(root, mode="rw", config=rules) as made:
         assert made.queue_offsets("b2", 0).max >= 12
+
+
+@pytest.mark.parametrize("repair", ["recover", "rebuild", "salvage"])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_swapped_files_of_which_one_has_one_entry(
+    tmp_path: Path, repair: str, *, is_last: bool
+) -> None:
+    """The entry before the single entry is of the queue, but no entry after it."""
+    root, new = tmp_path / "store", tmp_path / "new"
+    ends = [0] * 6 + [1] if is_last else [1] + [0] * 6
+    store(root, [0, 1] * 20 + ends)
+    entries = queue_bytes(root)
+    first, second = (root / f"consumequeue/t/{queue}/{400:020d}" for queue in (0, 1))
+    first.rename(tmp_path / "other")
+    second.rename(first)
+    (tmp_path / "other").rename(second)
+    assert "harmed_queue_id" not in kinds(root)
+    if repair == "salvage":
+        found = salvage_store(StoreLayout.open(root, config()), new)
+        assert found.is_whole and not found.plan.right_queues
+        root = new
+    elif repair == "recover":
+        lq.recover(root, apply=True, config=config())
+    else:
+        rebuild(root, apply=True, config=config())
+    assert queue_bytes(root) == entries
+    assert kinds(root) == []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 import logquarry as lq
 from logquarry.read import store_sizes
+from tests.helpers import python_process
 from tests.helpers.files import overwrite
 from tests.helpers.small_store import opened
 
@@ -66,3 +68,32 @@ def test_a_whole_file_shows_the_size(
     with lq.MessageStore.open(root, mode="rw") as store:
         assert store.config.mapped_file_size_commit_log == 1_024
     assert "assumes" not in caplog.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_plan_takes_no_memory_for_the_missing_bytes(tmp_path: Path) -> None:
+    """The plan checks whether zeros after the short file would complete its last message."""
+    size = 1 << 30
+    with opened(tmp_path / "store", mapped_file_size_commit_log=size) as store:
+        put = [store.put(lq.Message("t", b"%d" % number * 20)) for number in range(5)]
+    at = put[4].physical_offset
+    os.truncate(tmp_path / "store" / LOG, (at or 0) + 90)
+    done = python_process.run(
+        """
+        import sys
+        from pathlib import Path
+        import logquarry as lq
+
+        def memory():
+            lines = Path("/proc/self/status").read_text().splitlines()
+            return int(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) << 10
+
+        lq.verify(sys.argv[1])
+        before = memory()
+        plan = lq.recover(sys.argv[1])
+        assert plan.is_needed
+        print(memory() - before)
+        """,
+        tmp_path / "store",
+    )
+    assert int(done.stdout) < size // 4, done.stderr

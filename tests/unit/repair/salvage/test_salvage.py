@@ -249,6 +249,28 @@ def test_empty_files_are_copied(made: Made, tmp_path: Path) -> None:
         assert (tmp_path / "new/config" / name).read_bytes() == b""
 
 
+def test_invalid_files_of_config_are_reported(made: Made, tmp_path: Path) -> None:
+    """With an invalid file and no backup, groups lose their offsets, or a broker does not start."""
+    harmed = {
+        "consumerOffset.json": b"",
+        "topics.json": bytes(300),
+        "consumerFilter.json": b'{"filterDataByTopic":{},}}',
+        "delayOffset.json": b'\xef\xbb\xbf{"offsetTable":{}}',
+    }
+    (made.root / "config").mkdir()
+    for name, data in harmed.items():
+        (made.root / "config" / name).write_bytes(data)
+    (made.root / "config/subscriptionGroup.json").write_text('{"subscriptionGroupTable":{}}')
+    preview = lq.salvage(made.root, config=lq.StoreConfig(**SIZES))
+    found = lq.salvage(made.root, tmp_path / "new", config=lq.StoreConfig(**SIZES))
+    reported = {path for one in found.left_behind for path in one.paths}
+    assert reported == {f"config/{name}" for name in harmed}
+    assert {one.feature for one in found.left_behind} == {"bad_config"}
+    assert not found.is_whole and preview.left_behind == found.left_behind
+    for name, data in harmed.items():
+        assert (tmp_path / "new/config" / name).read_bytes() == data
+
+
 def test_all_of_the_log_is_gone(made: Made, tmp_path: Path) -> None:
     shutil.rmtree(made.root / "commitlog")
     found = saved(made.root, tmp_path / "new", **SIZES)

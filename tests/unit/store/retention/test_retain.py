@@ -15,7 +15,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.disk.disk import Disk
-from logquarry.disk.folders import link_of
+from logquarry.disk.name_guard import link_of
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import INTENT, LOADS
