@@ -11,7 +11,7 @@ A mutant is a small change inside a function (tools/mutants.py). `run` runs the 
 mutant's line, the fastest first, until one fails or the time for the mutant is over. The mutant is
 killed if a test fails, hangs or crashes; otherwise the mutant survives. A mutant that no test
 reaches is counted separately. The same number of mutants is drawn from each group of packages. The
-choice depends only on the seed and the source tree. Mutants run in a copy of the tree, and an
+choice depends only on the seed and the source tree. Tests run in a copy of the tree, and an
 interrupted `run` continues with the next mutant.
 
 Tests run with the kernels on (functions that numba compiles), so a mutant of a kernel is compiled
@@ -200,26 +200,6 @@ def _compiled_files(root: Path) -> list[Path]:
     ]
 
 
-def record(folder: Path, select: str, jobs: int, tests: Sequence[str]) -> int:
-    """Run the tests once and write which lines they reach."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    environment = os.environ | {
-        reached_lines.RECORD: str(folder),
-        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-    }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tools.reached_lines", "-m", select]
-    command += ["--hypothesis-seed=0"]
-    command += ["-n", str(jobs), "--dist", "worksteal"] if jobs > 1 else ["-n", "0"]
-    done = subprocess.run([*command, *tests], cwd=ROOT, env=environment, check=False)
-    # Accept exit code 1 (a test has failed): failed tests are only omitted in the record.
-    if done.returncode not in (0, 1):
-        print(f"pytest ended with {done.returncode}: the record is incomplete", file=sys.stderr)
-        return 1
-    (folder / "tree").write_text(tree_hash(), "utf-8")
-    return 0
-
-
 # ------------------------------------------------------------------------------------------- a run
 @dataclass
 class Copy:
@@ -373,6 +353,30 @@ class Copy:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+def record(folder: Path, select: str, jobs: int, tests: Sequence[str]) -> int:
+    """Run the tests once and write which lines they reach.
+
+    The tests run in a copy of the tree without compiled modules, because the lines of a compiled
+    module cannot be recorded.
+    """
+    folder = folder.resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tools.reached_lines", "-m", select]
+    command += ["--hypothesis-seed=0"]
+    command += ["-n", str(jobs), "--dist", "worksteal"] if jobs > 1 else ["-n", "0"]
+    with tempfile.TemporaryDirectory(prefix="logquarry-record-") as temporary:
+        tree = Copy.make(Path(temporary, "tree"))
+        environment = tree.environment | {reached_lines.RECORD: str(folder)}
+        done = subprocess.run([*command, *tests], cwd=tree.root, env=environment, check=False)
+    # Accept exit code 1 (a test has failed): failed tests are only omitted in the record.
+    if done.returncode not in (0, 1):
+        print(f"pytest ended with {done.returncode}: the record is incomplete", file=sys.stderr)
+        return 1
+    (folder / "tree").write_text(tree_hash(), "utf-8")
+    return 0
 
 
 def _verdict(code: int | None, found: Mapping[str, Any]) -> dict[str, Any]:
