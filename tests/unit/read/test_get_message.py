@@ -254,6 +254,18 @@ def gap(path: Path, offset: int) -> str:
     )
 
 
+def test_a_hole_after_expired_queue_files(
+    store_of_25: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = store_of_25 / "consumequeue/orders/0"
+    (folder / f"{0:020d}").unlink()
+    rewrite_unit(store_of_25, 13, queue_entry.QueueEntry(0, 0, 0))
+    with MessageStore.open(store_of_25) as store:
+        assert numbers(store, 10) == (FOUND, [10, 11, 12, 14, 15, 16, 17, 18, 19], 20)
+    path = folder / f"{200:020d}"
+    assert [text for text in caplog.messages if "left out" in text] == [gap(path, 13)]
+
+
 def test_a_missing_and_a_short_queue_file(
     store_of_25: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

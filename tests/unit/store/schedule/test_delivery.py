@@ -18,7 +18,7 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.walk import Run
 from logquarry.message import Message
 from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, Units
-from logquarry.store.schedule.delivery import DelayedDelivery
+from logquarry.store.schedule.delivery import BYTES_AT_ONCE, DelayedDelivery
 from logquarry.store.schedule.progress import DelayProgress
 
 NOW = 1_700_000_000_000
@@ -253,6 +253,21 @@ def test_a_limit(tmp_path: Path) -> None:
     assert delivering.deliver(NOW, limit=2) == 2 and sink.bodies == [b"0", b"3"]
     assert delivering.deliver(NOW, limit=0) == 0
     assert delivering.deliver(NOW) == 7
+
+
+def test_one_call_puts_a_limited_number_of_bytes(tmp_path: Path) -> None:
+    log, sink = FakeLog(1), Sink()
+    for _ in range(5):
+        log.put(1, bytes(BYTES_AT_ONCE // 2), NOW)
+    calls = []
+
+    def put(messages: Sequence[Message]) -> None:
+        calls.append(len(messages))
+        sink(messages)
+
+    delivering = DelayedDelivery(log, put, LEVELS, DelayProgress(Disk(), tmp_path, lambda: None))
+    assert delivering.deliver(NOW) == 5
+    assert calls == [2, 2, 1], "a call stops after the message that exceeds the limit"
 
 
 def test_units_that_hold_no_message_are_passed_over(tmp_path: Path) -> None:
