@@ -275,7 +275,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         "the file of the durable offset is torn, invalid or cannot be opened, or the checkpoint "
         "cannot be opened",
         "nothing: the next writer replaces an invalid file. If a file cannot be opened, correct "
-        "its permissions or the disk",
+        "its permissions, or repair the disk",
     ),
     "durable_mark_foreign": _note(
         "the durable offset belongs to another checkpoint: another program has written to the "
