@@ -15,7 +15,7 @@
     │   └── LogsDiverged        a slave's log is not the beginning of its master's log
     └── StoreError            a problem with a store
         ├── StoreNotFound     there is no store at that path, or it cannot be read (exit code 3)
-        ├── StoreUnavailable  closed, read-only, busy, refused or after a failed sync (exit code 4)
+        ├── StoreUnavailable  closed, read-only, busy, refused, or a sync failed (exit code 4)
         │   └── UnsupportedStore  the store has a feature that the call cannot handle
         ├── MessageRejected   the message was not stored: illegal or too large
         ├── MessageNotFound   there is no message at the given place

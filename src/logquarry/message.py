@@ -85,8 +85,8 @@ class Message(_Fields):
             message.
     """
 
-    # A message is a tuple, because to create a frozen dataclass would take three times as long.
-    # Arrow columns can also be made from tuples quickly.
+    # A message is a tuple, because the creation of a frozen dataclass takes three times as long as
+    # the creation of a tuple. Arrow columns can also be made from tuples quickly.
     __slots__ = ()
 
     def __new__(

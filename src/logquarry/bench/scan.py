@@ -4,10 +4,11 @@ There are four kinds of scans, each in one thread. ``walk`` finds every frame. `
 checks the CRC of every body. ``fixed_to_arrow`` makes Arrow columns of the topic and of all fields
 of fixed width. ``all_to_arrow`` makes all columns, and checks the CRC of every body.
 
-The other benchmarks measure recovery, rebuild and verify. For RocketMQ, ``oracle/bench recover``
-and ``oracle/bench rebuild`` measure the same work. Each benchmark makes a store with RocketMQ's
-file sizes, and does its work on this store three times in one process. The files are then in the
-page cache. The measured time of a recovery or a rebuild ends when all messages are dispatched.
+The benchmarks in the table below measure recovery, rebuild and verify. For RocketMQ,
+``oracle/bench recover`` and ``oracle/bench rebuild`` measure the same work. Each benchmark makes a
+store with RocketMQ's file sizes, and does its work on this store three times in one process. The
+files are then in the page cache. The measured time of a recovery or a rebuild ends when all
+messages are dispatched.
 
 =========  ==================================================================================
 normal     open after a clean shutdown

@@ -45,7 +45,7 @@ in the transport's count, so the next piece must wait until the client has read 
 _MOST_PENDING: Final = 2_048
 """Maximum number of requests of one connection that are in progress. Long polls do not count."""
 _MOST_BUFFERED: Final = 1 << 30
-"""Maximum number of bytes of incomplete frames, of all connections together."""
+"""Maximum total bytes of the incomplete frames of all connections."""
 _NO_HOST: Final = bytes(8)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _HANDSHAKE_SECONDS: Final = 10.0

@@ -134,7 +134,7 @@ class Pull:
 
 
 class Pulling(Part):
-    """Answers pulls. Holds a pull as long as it finds no message."""
+    """Answers pulls. Holds a pull while there is no message for it."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)

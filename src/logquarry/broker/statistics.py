@@ -125,7 +125,7 @@ class Statistics(Part):
     @answers(RequestCode.VIEW_BROKER_STATS_DATA)
     def view(self, request: Request) -> None:
         """Answer with the growth of a count in the last minute, hour, day (``BrokerStatsData``)."""
-        # For a count of bytes, the average ``avgpt`` is in bytes per message.
+        # If the statistic counts bytes, the average ``avgpt`` is the number of bytes per message.
         name, text = request.fields["statsName"], request.fields["statsKey"]
         counts, key = self._counts(), _key(name, text)
         total = counts.get(name, {}).get(key, 0)

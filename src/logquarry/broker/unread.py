@@ -1,4 +1,4 @@
-"""Limits the bytes of answers that clients have not read yet, of all connections together."""
+"""Limits the total size of the answers that the clients of all connections have not read yet."""
 
 from __future__ import annotations
 

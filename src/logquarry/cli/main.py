@@ -213,7 +213,7 @@ class _Checked(io.BufferedWriter):
 
     def __init__(self, stream: TextIO, name: str | None) -> None:
         super().__init__(getattr(stream.buffer, "raw", stream.buffer))
-        self._stream = stream  # The descriptor stays open as long as this object exists.
+        self._stream = stream  # The descriptor stays open while this object exists.
         self._name = name
 
     def write(self, data: Any, /) -> int:

@@ -268,7 +268,7 @@ class Output:
     ) -> Iterator[Progress | None]:
         """Show a progress bar on stderr while the block runs.
 
-        Yields None if there is no bar: with ``--quiet``, or if stderr is not a terminal.
+        Yields None if there is no bar, because of ``--quiet`` or because stderr is no terminal.
 
         Args:
             in_bytes: whether the bar counts bytes, not items.

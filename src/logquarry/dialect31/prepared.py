@@ -2,7 +2,7 @@
 rules for their frames.
 
 To end a transaction, this module puts a COMMIT or a ROLLBACK message, as a broker of RocketMQ 3.x
-does. Both messages contain the physical offset of the PREPARED message. A ROLLBACK also contains
+does. This message contains the physical offset of the PREPARED message. A ROLLBACK also contains
 the number of the PREPARED message's entry in the state table.
 """
 

@@ -104,7 +104,8 @@ class AllocateMappedFileService(Service):
         pool: in transient mode, the buffers to which puts write first.
         warm: load the pages of each file into memory (``warmMapedFileEnable``).
         fast_fail: what to do if no buffer of the pool is free. If True, create no file
-            (``fastFailIfNoBufferInStorePool``). If False, create a file, and puts write to its map.
+            (``fastFailIfNoBufferInStorePool``). If False, create a file without a buffer. A put
+            then writes directly to the file's map.
     """
 
     def __init__(
@@ -284,7 +285,7 @@ class PagesAhead(Service):
         file = self._log.last
         address = 0 if file is None else file.address
         if file is None or not address or not self._is_possible:
-            # If the address is 0, puts write to a buffer, so they need no pages of the map.
+            # If the address is 0, a put writes to a buffer, and needs no pages of the map.
             return
         wrote = file.wrote
         if file is not self._file:

@@ -144,7 +144,7 @@ class MappedFileQueue(LastFile):
         self.last = self._opened(len(self._files) - 1) if self._files else None
 
     def _opened(self, index: int) -> MappedFile:
-        # The caller must hold the lock for changes of the file list.
+        # The caller must hold the lock `_change`, because this method changes the file list.
         file = self._files[index]
         if isinstance(file, Path):
             file = MappedFile(self._disk, file, self.bases[index], self.file_size)

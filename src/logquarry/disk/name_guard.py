@@ -56,8 +56,8 @@ class NameGuard:
             self._paths = (*self._paths, path)
 
     def release(self, path: Path) -> None:
-        """Remove a second name durably. Otherwise the name could reappear after a crash, and the
-        file would be restored from it.
+        """Remove a second name durably. If the removal were not synced, the name could reappear
+        after a crash. Then the next opening of the store would restore the deleted file.
         """
         with self._change:
             link = link_of(path)

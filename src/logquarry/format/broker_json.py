@@ -138,7 +138,7 @@ def _with_quotes(text: str) -> str:
     parts = _TOKEN.split(text)
     # For each match, `split` returns five parts: the text before the match, a JSON string, the text
     # before a key, the key, and the text after the key. Either the JSON string is None, or the last
-    # three parts are None. A loop over the matches would take twice as long.
+    # three parts are None. A loop over the matches would take twice the time.
     parts[2::5] = [before and before + '"' for before in parts[2::5]]
     parts[4::5] = [after and '"' + after for after in parts[4::5]]
     return "".join(filter(None, parts))

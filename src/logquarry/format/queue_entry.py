@@ -1,7 +1,7 @@
 """The entries of consume queues: 20 bytes each in queue files, or keys and values in RocksDB. Also
 the entries of the transaction state table of 3.x.
 
-A queue file (``ConsumeQueue``) has entries of :data:`LAYOUT`. The other tables describe RocksDB in
+A queue file (``ConsumeQueue``) has entries of :data:`LAYOUT`. The other layouts describe RocksDB in
 RocketMQ 5 (``RocksDBConsumeQueueStore``): column family ``default`` has the entries, and column
 family ``offset`` has the first and the last queue offset of each queue. The key :data:`DISPATCHED`
 in ``offset`` holds the physical offset up to which the broker has dispatched the log.

@@ -4,9 +4,9 @@ The source is Parquet, or the JSON Lines that the commands ``messages`` and ``ex
 
 Messages cannot be removed from a log. If an import failed in the middle, a repetition would
 therefore put the first messages a second time. To prevent failures, the import checks the whole
-source before the first put. After the check, the import ends early only after Ctrl-C, if a disk is
-full or fails, or if the source changes. The import then ends between two messages, and reports the
-number of imported messages.
+source before the first put. After the check, only Ctrl-C, a full or failing disk, or a change of
+the source ends the import early. The import then ends between two messages, and reports the number
+of imported messages.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class Window:
 
     @property
     def address(self) -> int:
-        """Memory address of the first byte, valid as long as the window exists."""
+        """Memory address of the first byte, valid while the window exists."""
         return int(self.data.ctypes.data)
 
     @property

@@ -2,7 +2,7 @@
 jsonl``), and the property strings that a Parquet file's column ``properties`` cannot reproduce.
 
 A JSON line has the same content as :meth:`logquarry.stored_message.StoredMessage.to_json`, but this
-module makes the lines from columns, which is several times as fast. All control characters are
+module makes the lines from columns, which takes a fraction of the time. All control characters are
 escaped, so a line can be printed on a terminal.
 """
 

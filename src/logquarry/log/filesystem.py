@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 REMOTE_RANGE = 16 << 20
 """Maximum number of bytes that a reader fetches ahead from a remote file. A read that does not
-follow the last window fetches at least REMOTE_LEAST bytes, and each next read four times as many.
+follow the last window fetches at least REMOTE_LEAST bytes. A read that follows the last window
+fetches four times the bytes of that window.
 """
 REMOTE_LEAST = 256 << 10
 _MOST_READ_WHOLE = 1 << 30

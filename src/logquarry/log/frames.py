@@ -1,6 +1,6 @@
 """Reads frames at given offsets, removes lost frames from runs, and splits inner batches in runs.
 
-A frame contains its own physical offset, so other threads or machines can read any part of a log.
+Each frame contains its own physical offset, so any thread or machine can read any part of a log.
 But only a walk (:class:`LogReader`) determines whether a frame belongs to the log. A page of a
 mapped file is lost if the disk fails after the walk has checked the page and before the decoder
 reads it. The decoder then reads ``FILL`` bytes (:mod:`logquarry.log.readable`) in place of the

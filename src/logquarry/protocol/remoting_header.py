@@ -443,7 +443,7 @@ BOOL: Final = 1
 class HeaderField(NamedTuple):
     """A header field of a request.
 
-    ``kind`` is TEXT or BOOL; for a signed integer of 32 or 64 bits, it is 31 or 63.
+    ``kind`` is TEXT, BOOL, or, for a signed integer, its number of bits without the sign: 31 or 63.
     ``key`` is the field's name in the header. ``default`` is the value of a missing field, or
     REQUIRED if the field must not be missing.
     """

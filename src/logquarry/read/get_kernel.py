@@ -60,7 +60,7 @@ second.
 _MOST_TAGS: Final = 1 << 10
 _CHECK_EVERY: Final = 0.001
 """Seconds between two checks whether files were truncated. Gets in between skip the check, because
-it takes as long as a get.
+the check takes as long as a get.
 """
 _KERNELS: Final = "logquarry.format.kernels"
 _NONE: Final = java.LONG_MIN

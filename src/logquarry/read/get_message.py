@@ -37,7 +37,7 @@ _SIGN: Final = 0x8000
 
 
 class LazyMessage(StoredMessage):
-    """A message whose frame was checked, but is decoded only at the first use of a field."""
+    """A message from a checked frame. The object decodes a field only when the field is read."""
 
     def __init__(
         self, data: bytes, prefix: tuple[Any, ...], broker: str, delay_levels_ms: tuple[int, ...]
@@ -478,8 +478,8 @@ def memory_start(log: CommitLog, limits: TransferLimits) -> int:
 
 
 def _numbers(units: Units, count: int) -> Iterator[tuple[int, int, int]]:
-    """Convert the entries to Python numbers, in steps, because usually the first ``count`` entries
-    suffice.
+    """Convert the entries to Python numbers, a part at a time, because the caller usually needs
+    only the first ``count`` entries.
     """
     step = max(1, min(count + 1, _MOST_AT_ONCE))
     for at in range(0, len(units), step):

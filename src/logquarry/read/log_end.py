@@ -181,10 +181,10 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
 def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
     """Return the end of the log, given the result of :func:`log_bound` (``bound``).
 
-    If a broken frame before ``bound`` is certainly damage (:meth:`StoreLayout.is_sure_of`), the
-    result is ``bound``. Otherwise, the first broken frame in the last log file can be the log's
-    end. Then the function reads this file, checks CRCs, and returns the end of the chain of sound
-    frames, or ``bound`` if the chain reaches it.
+    If :meth:`StoreLayout.is_sure_of` shows that every broken frame before ``bound`` is damage, the
+    function returns ``bound``. Otherwise, the first broken frame in the last log file can be the
+    log's end. Then the function reads this file, checks CRCs, and returns the end of the chain of
+    sound frames, or ``bound`` if the chain reaches it.
     """
     if layout.is_sure_of(bound):
         return bound

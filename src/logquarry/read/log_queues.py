@@ -101,7 +101,8 @@ class RetainedCounter:
     """Counts the messages in the log, by queue. Any thread may use the object.
 
     Each call reads the entries that are new since the last call. If retention has moved the log's
-    start since then, a call also counts again those queue files whose messages have expired.
+    start since then, the call also counts the oldest queue files again, because some of their
+    messages have expired.
     """
 
     def __init__(self) -> None:
@@ -113,7 +114,7 @@ class RetainedCounter:
         self, queues: Iterable[Queue], log_start: int, log_end: int
     ) -> dict[QueueKey, UnitCount]:
         """Count the messages between two physical offsets, by queue. ``queues`` must contain all
-        queues of the store, because the counts of other queues are deleted.
+        queues of the store: if a queue is missing, this object deletes the queue's counts.
         """
         with self._counting:
             has_moved, self._log_start = log_start != self._log_start, log_start
@@ -223,7 +224,7 @@ class LogQueue(Queue):
         return queue_entry.QueueEntry(*self._units[-1].item()) if len(self._units) else None
 
     def segments(self) -> Iterator[QueueSegment]:
-        """Yield a segment for each file that the queue would have if it were in files."""
+        """Yield the segments that have an entry. Each is at most as large as a queue file."""
         room = self.units_per_file
         for number in np.unique(self._offsets // room).tolist():
             start = number * room

@@ -1,9 +1,9 @@
 """Reads the consume queues that RocketMQ 5 keeps in RocksDB (``RocksDBConsumeQueueStore``).
 
 A broker keeps its newest entries in memory, and writes them to the files of RocksDB at a clean
-shutdown, or when there are enough entries. RocksDB also records the physical offset up to which it
-has all entries (the dispatched end). For messages after the dispatched end, readers make the
-entries from the log.
+shutdown, or when there are enough entries. RocksDB also records a physical offset, the dispatched
+end: RocksDB has the entries of all messages before it. For messages after the dispatched end,
+readers make the entries from the log.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def require_package(layout: StoreLayout) -> None:
 class QueueDb:
     """A snapshot of the queues in one RocksDB folder of a store.
 
-    ``dispatched_end`` is the physical offset up to which RocksDB has the entries of all messages.
+    RocksDB has the entries of all messages before the physical offset ``dispatched_end``.
     ``bounds`` maps (topic, queue id) to two pairs: the first queue offset and the physical offset
     of its message, and the same for the last queue offset. The first pair is None if the broker has
     not recorded it.

@@ -48,7 +48,7 @@ class LogBounds:
 
 @dataclass(frozen=True, slots=True)
 class UnitPair:
-    """The first different entries as (physical offset, size, tags code); None for a missing one."""
+    """The first entries that differ: (physical offset, size, tags code), or None if missing."""
 
     queue_offset: int
     a: tuple[int, int, int] | None

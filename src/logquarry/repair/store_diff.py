@@ -357,8 +357,7 @@ def diff(
         b: folder or URL of the other store.
         config: settings of both stores; missing sizes are inferred from the files.
         storage_options: options of the file system, for URLs.
-        progress: called with two numbers of bytes of the log: those compared so far, and all bytes
-            to compare.
+        progress: called with (bytes of the log compared so far, bytes to compare in total).
 
     Returns:
         The differences: ``verdict`` summarizes them, ``has_diverged`` is true if neither store can

@@ -98,7 +98,7 @@ def verify(
         path: the store's folder, or a URL.
         config: settings of the store; missing sizes are inferred from the files.
         storage_options: options of the file system, for a URL.
-        progress: called with two numbers of bytes: those checked so far, and all bytes to check.
+        progress: called with (bytes checked so far, bytes to check in total).
 
     Returns:
         The report: ``findings`` lists the faults, ``has_damage`` is true if one of them is damage.

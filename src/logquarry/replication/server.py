@@ -64,7 +64,7 @@ class ServerOptions:
 
 
 class Peer:
-    """One connection. ``mask`` has the socket's events for which the selector waits."""
+    """One connection. The selector waits for the events of the socket that are in ``mask``."""
 
     __slots__ = ("mask", "wire")
 

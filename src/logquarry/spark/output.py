@@ -89,7 +89,7 @@ class OutputFolder:
                 yield info.path[start:]
 
     def names(self) -> list[tuple[str, bool]]:
-        """Return (name, whether it is a folder) for each entry directly in the folder, by name."""
+        """Return (name, whether the entry is a folder) for the folder's own entries, by name."""
         found = self._listed("")
         return sorted((info.base_name, info.type == pafs.FileType.Directory) for info in found)
 

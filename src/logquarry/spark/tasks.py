@@ -138,9 +138,9 @@ def plan_tasks(
 
     Args:
         columns: columns to read; None for the columns of the options.
-        min_tasks: minimum number of tasks; fewer if a task would otherwise have less than
-            LEAST_SPLIT bytes. ``options.min_partitions`` can make smaller tasks, down to
-            LEAST_STATED_SPLIT.
+        min_tasks: minimum number of tasks. The plan has fewer tasks if they would otherwise have
+            less than LEAST_SPLIT bytes each. ``options.min_partitions`` can make smaller tasks,
+            down to LEAST_STATED_SPLIT.
     """
     stores = open_stores(options)
     for broker, layout in stores.items():

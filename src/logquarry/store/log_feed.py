@@ -75,8 +75,8 @@ class LogFeed:
     def select(self, offset: int, most: int | None = None) -> memoryview | None:
         """Return at most ``most`` bytes from an offset on, up to the end of the log or of the file.
 
-        Return None if the log has no byte at the offset. The caller must hold the view as long as
-        it uses the bytes.
+        Return None if the log has no byte at the offset. The caller must hold the view while it
+        uses the bytes.
         """
         return self._log.select(offset, most=most)
 

@@ -397,7 +397,7 @@ class LiveStore(StoreReads, SingleCalls):
             return self._engine.queues.get(topic, queue_id)
         except StoreUnavailable:
             self._require_open()
-            # After a failed sync, or if the disk is full, a queue cannot be opened for writing. The
+            # If a sync failed or the disk is full, a queue cannot be opened for writing. The
             # queue's files can still be read, so open them only for reading.
             return self._unopened_queue(topic, queue_id)
 

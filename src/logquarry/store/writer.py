@@ -218,8 +218,8 @@ class BaseWriter(LiveStore):
             timeout: maximum wait in seconds (default: no limit).
 
         Returns:
-            Whether the messages are dispatched; False after the timeout, or if the store was
-            closed.
+            Whether the messages are dispatched; False if the timeout passed first, or if the store
+            was closed.
 
         Raises:
             StoreError: the error that prevents the dispatch of the log.
@@ -377,8 +377,8 @@ class BaseWriter(LiveStore):
 
         Returns:
             The future of the put: a commit puts the message, and a rollback puts the op message.
-            None if this process has already ended the transaction. But after a check has read the
-            op message of the transaction, the call would end the transaction again.
+            None if this process has already ended the transaction, and no check has read the op
+            message since. After such a check, the call would end the transaction again.
 
         Raises:
             UsageError: if there is no half message at ``physical_offset``, or if it has another
@@ -466,7 +466,7 @@ class BaseWriter(LiveStore):
                 raise UsageError("a listener or callback cannot close the store that calls it")
             self._close_consumers()
             self._services.close()
-        # A file stays mapped into memory as long as a view of it exists. So release all views
+        # A file stays mapped into memory while a view of it exists. So release all views
         # before the engine unmaps the files.
         self._release_views()
         self._engine.close()

@@ -182,7 +182,7 @@ class CrashImage:
         for name in self.folders:
             os.mkdir(f"{root}/{name}")  # noqa: PTH102
         for name, data in self.files.items():
-            # Use `os`: tests write thousands of images, and pathlib would take twice as long.
+            # Use `os`: tests write thousands of images, and pathlib would take twice the time.
             descriptor = os.open(f"{root}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             try:
                 os.write(descriptor, data)

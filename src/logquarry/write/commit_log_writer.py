@@ -3,10 +3,11 @@
 The same source runs compiled by Cython (``commit_log_writer.pxd`` has the C types) or interpreted.
 Only the code that writes the frame of a common message has two versions, for speed. In the
 interpreted version, :meth:`CommitLogWriter.put_common` joins packed fields. In the compiled
-version, :class:`~logquarry.write.frame_append.FrameAppend` writes numbers to memory. Both write the
-same bytes as the reference (tests/property/test_put_path_twins.py):
-:meth:`MessageEncoder.encode <logquarry.write.encode.MessageEncoder.encode>` and
-:meth:`LogAppender.append <logquarry.write.log_appender.LogAppender.append>`.
+version, :class:`~logquarry.write.frame_append.FrameAppend` writes numbers to memory.
+
+The methods :meth:`MessageEncoder.encode <logquarry.write.encode.MessageEncoder.encode>` and
+:meth:`LogAppender.append <logquarry.write.log_appender.LogAppender.append>` are the reference. The
+two versions write the same bytes as the reference (tests/property/test_put_path_twins.py).
 
 The reference can put any message or batch. :meth:`CommitLogWriter.put_common` returns None, and
 changes nothing, in these cases:
@@ -302,8 +303,7 @@ class CommitLogWriter(LogAppender):
 
     def _fill(self, item: Any, message: Message, body: bytes) -> object:
         """Compiled: fill an Item for :meth:`FrameAppend.append_items`. Return the object that owns
-        the memory of the property string. The caller must keep this object as long as it uses the
-        Item.
+        the memory of the property string. The caller must keep this object while it uses the Item.
 
         Return None, or raise OverflowError or UnicodeEncodeError, if the reference must put the
         message.
@@ -450,8 +450,8 @@ class CommitLogWriter(LogAppender):
             for place in (0, 2, 10, 12, 13, 14, 15):
                 if fields[place] is not first[place] and fields[place] != first[place]:
                     return 0
-            # A message without a map of properties keeps its property string in memory as long as
-            # the kernel needs it.
+            # A message without a map of properties keeps its property string in memory while the
+            # kernel needs it.
             if type(body) is not bytes or fields[5] is not None:
                 return 0
             if self._fill(cython.address(items[0][number]), messages[number], body) is None:

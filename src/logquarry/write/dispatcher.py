@@ -112,7 +112,7 @@ _PAUSES: Final = 0.001, 0.02
 frames.
 """
 _PAUSE_SHARE: Final = 4
-"""A pause takes this many times as long as the last run. In the pause, puts get processor time."""
+"""Length of a pause, in multiples of the last run's time. In the pause, puts get processor time."""
 
 
 def load_kernels() -> None:

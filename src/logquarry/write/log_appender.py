@@ -296,7 +296,7 @@ class LogAppender(FrameAppend):
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
         """Append bytes of another store's log at an offset (``appendData``).
 
-        The bytes may end inside a frame, and may span files. After this call, puts are refused
+        The bytes may end inside a frame, and may span files. After this call, the log refuses puts
         until :meth:`adopt`. The log must end at ``offset``, or it must be empty and ``offset`` must
         be the start of a file; otherwise return False. After :meth:`end`, raise StoreUnavailable.
         """
@@ -342,8 +342,8 @@ class PropertyCrcRules(AppendRules):
 
 def require_fit(encoded: Encoded, file_size: int) -> None:
     """Raise MessageRejected if frames are too large for any file of a log."""
-    # QUIRK: RocketMQ returns PUT_OK, but writes only blanks, which fill two files
-    # (test_append_vectors: vectors 36 and 38).
+    # QUIRK: RocketMQ returns PUT_OK for such frames, but does not write them. Instead, it fills two
+    # files with blanks (test_append_vectors: vectors 36 and 38).
     size = encoded.size
     if size > file_size - _BLANK:
         raise refusal(

@@ -39,7 +39,7 @@ from logquarry.read.queue import UNIT_DTYPE, Units
 class QueuePart:
     """The entries of a run of frames for one queue, in the log's order.
 
-    ``rows`` contains, for each entry, the index of its frame in the run. ``offsets`` contains the
+    ``rows`` contains the frame of each entry, as an index into the run. ``offsets`` contains the
     queue offset of each entry; for an inner batch, it is the queue offset of the first message.
     ``units`` are the entries; in a batch queue, they have the type :data:`BATCH_DTYPE`.
     """
@@ -344,8 +344,8 @@ def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
     the lost message forever.
 
     The reserved field of an entry gets the number of lost messages; brokers ignore this field. If
-    an extended entry has more messages than its field can count, the frame gets several entries.
-    The last of these entries has the frame's own messages.
+    an extended entry has more messages than its count field can hold, the frame gets several
+    entries. The last of these entries has the frame's own messages.
     """
     starts = entries["base"].astype(np.int64)
     stops = starts + entries["count"]

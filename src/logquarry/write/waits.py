@@ -10,8 +10,9 @@ Follows ``handleDiskFlush``, ``handleHA``, ``HAService.GroupTransferService`` an
     WAIT (default)     the next fdatasync      no wait
     WAIT=false         no wait                 no wait
 
-On a SYNC_MASTER, a put also waits for a slave, unless its message has WAIT=false. Both waits run at
-the same time. If neither wait is successful, the put returns the status of the replica wait.
+On a SYNC_MASTER, a put also waits for a slave, unless its message has WAIT=false. The waits for
+disk and slave run at the same time. If neither is successful, the put returns the status of the
+replica wait.
 If the sync fails, the put raises an error. The caller's thread waits, or gets a future that another
 thread completes (:mod:`logquarry.write.settling`).
 """
@@ -73,8 +74,8 @@ class DeadlineWatch(Service):
 
 
 # --------------------------------------------------------------------------------------------------
-# The replica wait. A put waits for the acknowledgement of one slave. As in RocketMQ, puts wait as
-# soon as a slave is connected, and the acknowledgement of a slave stays valid after the slave
+# The replica wait. A put waits for the acknowledgement of one slave. As in RocketMQ, a put waits if
+# a slave is connected, and the acknowledgement of a slave stays valid after the slave
 # disconnects. Unlike in RocketMQ, an acknowledgement ends only waits for bytes that the slave has
 # received since it connected. The slave's log may lack the earlier bytes, or may have other bytes
 # in their place, from another master.

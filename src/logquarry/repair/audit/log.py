@@ -280,7 +280,7 @@ class LogAudit:
 
     def _with_zeros(self, broken: list[DamagedSpan], least: int) -> list[DamagedSpan]:
         """Add spans for the zeros and the missing files between damaged spans, and from the last
-        one to ``least``. Without a durable offset, add spans only in files with other damage.
+        one to ``least``. If there is no durable offset, add spans only in damaged files.
         """
         files = self._layout.commit_log
         found: list[DamagedSpan] = []

@@ -213,7 +213,7 @@ class RocksQueuesAudit(QueuesAudit):
         yield from self.differences(log_end, lost, is_explained=is_explained)
 
     def _has_no_queue(self, key: QueueKey, seen: SeenMessages) -> bool:
-        # The other queues of the store are not in RocksDB.
+        # The queues in `_elsewhere` are not in RocksDB.
         return key in self._elsewhere or super()._has_no_queue(key, seen)
 
     def _missing(self, key: QueueKey, reason: str, *, is_explained: bool) -> Iterator[Finding]:

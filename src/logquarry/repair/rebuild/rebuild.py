@@ -114,8 +114,7 @@ def rebuild(
             and the old files are moved to quarantine.
         config: settings of the store; missing sizes are inferred from the files.
         clock: the time in milliseconds, for the names of index files and the quarantine.
-        progress: called with two numbers of bytes of the log: those read so far, and all bytes to
-            read.
+        progress: called with (bytes of the log read so far, bytes to read in total).
         note: path of a file in which the rebuild records the store and its settings, so that
             :func:`finish_into` can check them. Only with ``into``.
 
@@ -162,7 +161,8 @@ def rebuild(
             require(layout, action)
     check_file_size(layout)
     if into is None:
-        # Check only the log: foreign files in queues and index move away with their folders.
+        # Check only the log's folders and files. The rebuild moves the folders of queues and index
+        # to quarantine, with any foreign files in them.
         check_log(root, settings)
     if into is None and CONSUME_QUEUE in names and not layout.is_live():
         # Check for missing log files before the log is read, which can take hours.

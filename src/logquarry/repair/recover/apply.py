@@ -130,7 +130,9 @@ class _Work:
                 self._durable.close()
 
     def _mark(self, checkpoint: CheckpointFile, offset: int) -> None:
-        """Write the durable offset, which stays valid after the next write of ``checkpoint``."""
+        """Write the durable offset. Each later write of ``checkpoint`` also updates the file of the
+        durable offset, so that the durable offset stays valid.
+        """
         if self._durable is not None:
             self._durable.close()
         path = self._root / DURABLE

@@ -1,8 +1,8 @@
 """Checks whether a store can be opened for writing without a recovery. Changes nothing.
 
 To find the log's end, the check starts at the durable offset, or, without one, at the last message
-to which a queue points. From there, the check follows the frames as long as each frame begins where
-the previous one ends. Frames after this end are stale: an earlier truncation left them
+to which a queue points. From there, the check follows the frames while each frame begins where the
+previous one ends. Frames after this end are stale: an earlier truncation left them
 (docs/reliability.md, "Where the log ends").
 """
 

@@ -249,7 +249,7 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
 
 # Only entries show that a lost message, or a frame with a harmed queue id, belongs to a queue. So a
 # recovery saves such entries before it cuts the queue. If the recovery is interrupted, the next
-# recovery reads the saved entries, and needs no fillers in their place.
+# recovery uses the saved entries instead of fillers.
 def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
     """Return the entries that an interrupted recovery saved; {} if the file is missing or bad."""
     found: dict[QueueKey, dict[int, QueueEntry]] = {}
@@ -290,10 +290,10 @@ class IndexPlan:
     quarantine.
 
     Attributes:
-        built_from: physical offset of the first message whose keys may be missing.
-        keys_there: number of keys of this message that the index already has.
-        kept_timestamp: store time of the last message whose keys stay, in milliseconds; 0 if no
-            keys stay.
+        built_from: physical offset of the first message whose keys may be missing in the index.
+        keys_there: how many keys of this message the index already has.
+        kept_timestamp: store time in milliseconds of the last message whose keys stay in the index;
+            0 if no keys stay.
     """
 
     set_aside: tuple[tuple[str, str], ...]

@@ -63,8 +63,7 @@ def recover(
             (:mod:`logquarry.repair.recover.loss`).
         config: settings of the store; missing sizes are inferred from the files.
         clock: the time in milliseconds, for the names of new index files.
-        progress: called with two numbers of bytes of the log: those processed so far, and all bytes
-            to process.
+        progress: called with (bytes of the log processed so far, bytes to process in total).
 
     Returns:
         The plan; :attr:`RecoveryPlan.is_needed` shows whether the store needs a recovery.

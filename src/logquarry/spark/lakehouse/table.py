@@ -229,7 +229,7 @@ DEAD_LETTERS: Final = "_dead_letters"
 """Suffix of the dead letters' default folder or table name."""
 
 Marks = Mapping[str, int]
-"""Physical offsets up to which a table has the messages of the stores.
+"""A physical offset for each store: the table has the store's messages before this offset.
 
 The offset of each store is stored under two names, ``broker:NAME`` and ``store:PATH``.
 """

@@ -77,8 +77,8 @@ class TableWriter:
     Attributes:
         run: name of the run, of letters and digits.
         decoder: makes the column ``value``; None without decoding.
-        dead_from: for each broker, the physical offset up to which the table of dead letters
-            already has the undecodable messages.
+        dead_from: a physical offset for each broker. The table of dead letters already has the
+            undecodable messages before this offset.
     """
 
     folder: OutputFolder

@@ -225,8 +225,8 @@ class Consumer:
             timeout: seconds to wait for a message; None to wait without limit.
 
         Returns:
-            The messages. The list is empty after the timeout, or if the consumer was closed during
-            the wait.
+            The messages. The list is empty if no message arrived before the timeout, or if the
+            consumer was closed during the wait.
 
         Raises:
             StoreUnavailable: if the consumer or the store is closed.
@@ -344,8 +344,8 @@ class Consumer:
         if not wanted:
             return False
         gained = group.claim(self, wanted)
-        # The other wanted queues still have owners; `group` has already asked these members to
-        # release the queues.
+        # The wanted queues that are not in `gained` still have owners. `group` has already asked
+        # the owners to release these queues.
         is_new = not all(self._progress.has_offset(self.group, *key) for key in gained)
         with self._lock:
             for key in sorted(gained):

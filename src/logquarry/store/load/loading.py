@@ -120,8 +120,8 @@ class Loads:
                 f"{self.root}: an earlier load was interrupted: {begun.load}. Close the store and "
                 "open it again, which finishes or removes this load. Then repeat the new load"
             )
-        # Sync the messages before the load. The intent names `end` as the start of the load, so a
-        # crash must not remove messages before `end`.
+        # Sync the messages before the load. The intent names `end` as the start of the load, so
+        # the log must still reach `end` after a crash.
         self.flush()
         intent = Intent(load, end, loads, tuple(segments))
         for segment in segments:

@@ -199,7 +199,7 @@ def put_back(
 
 
 def given_up(half: Frame) -> Message:
-    """Return the copy that is kept of an abandoned half message (``resolveDiscardMsg``)."""
+    """Return a copy of an abandoned half message, to keep its content (``resolveDiscardMsg``)."""
     values = props.decode_bytes(half.properties)
     return put_again(half, GIVEN_UP_TOPIC, HALF_QUEUE, values, waits=False)
 
@@ -344,8 +344,8 @@ class TransactionService:
         lock: held while a half message is put, committed or rolled back, and while a check puts a
             copy of a half message without asking the listener.
         live: the half messages of transactions whose ``with`` block is running.
-        ended: the half messages that this process has ended, as long as no check has read their op
-            messages.
+        ended: the half messages that this process has ended, and whose op messages no check has
+            read yet.
         unnoted: those half messages in ``ended`` whose op message still has to be put, because its
             put failed.
     """
