@@ -120,7 +120,7 @@ def _run(
 
     # Delay Ctrl-C until the store has all messages of the current part of SRC: otherwise the number
     # of imported messages would be wrong.
-    with held() as waiting, StoreWriter.start(store, config=settings) as opened:
+    with held() as waiting, outcome.closing(StoreWriter.start(store, config=settings)) as opened:
         opened.free_room_at_close()
         with out.progress("checking", in_bytes=True) as progress:
             checked = check_source(opened, source, progress=progress, pause=waiting.check)
@@ -136,7 +136,8 @@ def _run(
                 pause=waiting.check,
             )
         opened.wait_dispatched()
-        # Flush here, although close() flushes too: close() does not report a failed disk.
+        # Flush here, although close() flushes too, because a failed flush is an error that names
+        # the cause.
         opened.flush()
 
 
