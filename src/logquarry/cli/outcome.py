@@ -111,13 +111,46 @@ def line(*words: str, before: str = "", config: str | None = None) -> str:
 
 def after_verify(report: VerifyReport, store: str, config: str | None) -> str | None:
     """Return the next step after a verification; None if there is nothing to do."""
+    from logquarry.read import features
     from logquarry.repair.findings import next_step
 
     found = next_step(report)
     if found is None:
         return None
+    if refused := _refused(found.words, store, config):
+        if is_convertible(store, config):
+            return line("convert", store, "--into", "DIR", config=config)
+        is_whole = not report.has_damage
+        if is_whole and refused.feature not in (features.ROCKSDB_QUEUES, features.ROCKSDB_STORE):
+            before = "start the broker on the store, which recovers the store, and stop the broker"
+            return line("verify", store, before=before, config=config)
+        before = text.printable(found.before)
+        return line("salvage", store, "--into", "DIR", before=before, config=config)
     command, *rest = found.words
     return line(command, store, *rest, before=text.printable(found.before), config=config)
+
+
+def _refused(words: Sequence[str], store: str, config: str | None) -> UnsupportedStore | None:
+    """Return the error with which a command would refuse a store; None if it would not."""
+    from logquarry.log.layout import StoreLayout
+    from logquarry.read.fence import Action, refusal
+
+    queues, index = Action.REBUILD_QUEUES, Action.REBUILD_INDEX
+    actions: tuple[Action, ...] = ()
+    if words[0] == "recover":
+        actions = (Action.RECOVER,)
+    elif words[0] == "rebuild":
+        actions = tuple(
+            action
+            for action, option in ((queues, "--queues"), (index, "--index"))
+            if option in words or not {"--queues", "--index"}.intersection(words)
+        )
+    try:
+        layout = StoreLayout.open(store, options.store_config(config)).by_content()
+        return next(filter(None, (refusal(layout, action) for action in actions)), None)
+    except LogquarryError:
+        # The command reports this error.
+        return None
 
 
 def after_error(error: BaseException, ctx: click.Context) -> str | None:
