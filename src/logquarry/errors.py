@@ -43,6 +43,25 @@ LIMITS: Final = {
 """Errors of ``open`` that the file and the disk do not cause, each with the user's next step."""
 
 
+_OF_WRITES: Final = LIMITS | {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or raise the user's quota",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
+    errno.EROFS: "mount the file system for writing. The system's log (dmesg) can show why it is "
+    "read-only",
+    errno.EIO: "check the disk. The system's log (dmesg) can show the fault",
+    errno.EACCES: "use an account that may write there",
+    errno.EPERM: "use an account that may write there",
+}
+
+
+def write_reason(error: OSError) -> str:
+    """Return why a write, a sync or another change failed, and, if it is known, the next step."""
+    step = _OF_WRITES.get(error.errno or 0)
+    reason = error.strerror or str(error)
+    return reason if step is None else f"{reason}: {step}"
+
+
 def reason_of(error: OSError) -> str:
     """Return why a system call failed. For a limit of the system, add the next step."""
     step = LIMITS.get(error.errno or 0)

@@ -475,7 +475,11 @@ def test_a_sync_that_fails_after_the_last_put_is_no_success(
     monkeypatch.setattr(ManyWriter, "put_stored", put_then_fail)
     result = put_in(source, code=4)
     assert "sync failed: Input/output error" in result.stderr
-    assert f"all 2 messages of {source} are in {tmp_path / 'store'}\n" in result.stderr
+    uncertain = f"it is not certain which of the messages 1 to 2 of {source} are in"
+    assert uncertain in result.stderr and "all 2 messages" not in result.stderr
+    assert "at the physical offset 0 and above" in result.stderr
+    command = f"logquarry recover {tmp_path / 'store'} --apply --config "
+    assert command in result.stderr.splitlines()[-1]
     assert "put 2 messages" not in result.stderr
 
 

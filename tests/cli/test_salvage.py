@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import logquarry as lq
+from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint
 from logquarry.format.frame import HEAD, MAGIC_V1, MAGIC_V2, Frame
 from logquarry.repair.salvage.target import SalvageTarget
@@ -138,6 +139,16 @@ def test_an_interruption_says_what_is_left(
     monkeypatch.setattr(SalvageTarget, "discard", lambda self: None)
     result = run("salvage", small_store, "--into", into, code=130)
     assert f"is incomplete: remove {into / '.salvage'} to start again" in result.stderr
+    assert result.stderr.index("error: interrupted") < result.stderr.index("is incomplete")
+
+    def failing(self: SalvageTarget, report: Mapping[str, Any]) -> None:
+        raise StoreUnavailable("the disk is gone")
+
+    into = tmp_path / "failed"
+    monkeypatch.setattr(SalvageTarget, "finish", failing)
+    first, second, *_ = run("salvage", small_store, "--into", into, code=4).stderr.splitlines()
+    assert first == "error: the disk is gone", "the cause comes first"
+    assert "is incomplete: remove" in second
 
 
 def last_line(*words: object) -> str:

@@ -93,6 +93,7 @@ class Broker:
         if options is None:
             options = BrokerOptions()
         self.options = arguments.instance(options, "options", BrokerOptions, "BrokerOptions")
+        self.close_problem: str | None = None
         self._path = path
         self._config = None if config is None else settings_of(config)
         self._clock = clock
@@ -363,6 +364,8 @@ class Broker:
             await _save_tables(core)
             await core.lanes.close()
             await asyncio.to_thread(core.store.close)
+            if core.writer is not None and self._temporary is None:
+                self.close_problem = core.writer.close_problem
         self._ports = []
         if self._temporary is not None:
             await asyncio.to_thread(shutil.rmtree, self._temporary, ignore_errors=True)

@@ -8,10 +8,13 @@ refuse all messages until its next opening.
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from logquarry.format import properties as props
 from logquarry.protocol.remoting_codes import Refused, ResponseCode
 from logquarry.systems import file_limit
 from logquarry.text import counted
@@ -63,10 +66,16 @@ class NewQueues:
 
     def __init__(self) -> None:
         self._known: set[QueueKey] = set()
-        self._awaited: set[QueueKey] = set()
-        """New queues to which a message was sent, but whose files are not open yet. This can take
-        hours: until a delayed message is delivered, or until a transaction is committed.
+        self._awaited: Counter[QueueKey] = Counter()
+        """For each new queue whose files are not open yet, the number of messages that were sent to
+        it. It can take hours until the files are open: until a delayed message is delivered, or
+        until a transaction is committed.
         """
+
+    @property
+    def is_any_awaited(self) -> bool:
+        """Whether there is a new queue to which a message was sent."""
+        return bool(self._awaited)
 
     def require_room(self, topic: str, queue_id: int) -> None:
         """Raise Refused for a new queue if the process has three quarters of the allowed files
@@ -75,7 +84,10 @@ class NewQueues:
         The log, the index, the known queues and the connections use the rest.
         """
         key = topic, queue_id
-        if key in self._known or key in self._awaited:
+        if key in self._known:
+            return
+        if key in self._awaited:
+            self._awaited[key] += 1
             return
         most = file_limit()
         if _open_files() + _FILES_OF_QUEUE * (len(self._awaited) + 1) > most * 3 // 4:
@@ -86,16 +98,28 @@ class NewQueues:
                 "Raise the limit, or use fewer queues",
                 ResponseCode.NO_PERMISSION,
             )
-        self._awaited.add(key)
+        self._awaited[key] = 1
 
     def opened(self, key: QueueKey) -> None:
         """Record that a dispatch or a read has opened the files of a queue."""
         if key not in self._known:
             self._known.add(key)
-            self._awaited.discard(key)
+            self._awaited.pop(key, None)
 
     def failed(self, topic: str, queue_id: int) -> None:
-        """Record that the message for a new queue was not put, so no files of the queue will be
-        opened.
+        """Record that a message for a new queue was not put. If there is no other message for the
+        queue, no files of the queue will be opened.
         """
-        self._awaited.discard((topic, queue_id))
+        key = topic, queue_id
+        if self._awaited.get(key, 0) > 1:
+            self._awaited[key] -= 1
+        else:
+            self._awaited.pop(key, None)
+
+    def rolled_back(self, half: Mapping[str, str]) -> None:
+        """Record that a transaction was rolled back. ``half`` has the properties of its half
+        message, which name the queue of a commit.
+        """
+        queue_id = props.parse_int(half.get(props.REAL_QUEUE_ID, ""))
+        if queue_id is not None:
+            self.failed(half.get(props.REAL_TOPIC, ""), queue_id)

@@ -344,16 +344,14 @@ class Transactions(Part):
         core, fields = self._core, request.fields
         writer = core.tables.require_writer()
         state = _STATES.get(fields["commitOrRollback"])
+        at, entry = fields["commitLogOffset"], fields["tranStateTableOffset"]
+        read = partial(core.store.message_at, at)
         if request.account is not None:
-            half = await core.slow(partial(core.store.message_at, fields["commitLogOffset"]))
+            half = await core.slow(read)
             request.require(half.properties.get(props.REAL_TOPIC, ""), PUB)
         if state is not None:
             job = partial(
-                writer.end_transaction,
-                fields["commitLogOffset"],
-                state,
-                group=fields["producerGroup"],
-                queue_offset=fields["tranStateTableOffset"],
+                writer.end_transaction, at, state, group=fields["producerGroup"], queue_offset=entry
             )
             future = await core.lanes.puts.run(job)
             if future is not None:
@@ -361,6 +359,8 @@ class Transactions(Part):
                     await future
                 except LogquarryError as error:
                     raise refusal_of(error) from error
+                if state == "rollback" and core.new_queues.is_any_awaited:
+                    core.new_queues.rolled_back((await core.slow(read)).properties)
         request.reply()
 
     def check(self, transaction: OpenTransaction) -> str:

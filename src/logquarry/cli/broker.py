@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from logquarry import text
-from logquarry.cli import options
+from logquarry.cli import options, outcome
 from logquarry.cli.output import Output
 from logquarry.cli.replication import ServerTls, host_port, server_tls_options
 from logquarry.errors import UsageError
@@ -22,8 +22,7 @@ from logquarry.systems import Held, held
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from logquarry.broker import Broker, BrokerOptions
-    from logquarry.config import StoreConfig
+    from logquarry.broker import Broker
 
 _STATUS_SECONDS: Final = 0.5
 _OTHER_LINES: Final = 7
@@ -141,7 +140,7 @@ def broker(
         raise UsageError("--read-only needs STORE")
     if given["offsets"] is not None and not given["read_only"]:
         raise UsageError("--offsets needs --read-only: otherwise the store keeps the offsets")
-    from logquarry.broker import BrokerOptions
+    from logquarry.broker import Broker, BrokerOptions
     from logquarry.broker.acl import AccessControl
     from logquarry.broker.broker import new_event_loop
 
@@ -154,22 +153,23 @@ def broker(
         acl=None if accounts is None else AccessControl.from_file(accounts),
         **given,
     )
-    settings = options.store_config(config)
-    with held() as waiting, asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(_serve(out, waiting, store, serves, settings, metrics_at))
+    served = Broker(store, options=serves, config=options.store_config(config))
+    with (
+        held() as waiting,
+        outcome.clean_end(store or "", lambda: served.close_problem),
+        asyncio.Runner(loop_factory=new_event_loop) as runner,
+    ):
+        runner.run(_serve(out, waiting, store, served, metrics_at))
 
 
 async def _serve(
     out: Output,
     waiting: Held,
     store: str | None,
-    serves: BrokerOptions,
-    settings: StoreConfig | None,
+    served: Broker,
     metrics_at: tuple[str, int] | None,
 ) -> None:
-    from logquarry.broker import Broker
-
-    async with Broker(store, options=serves, config=settings) as running:
+    async with served as running:
         server = None
         if metrics_at is not None:
             from logquarry.broker.options import listen_error

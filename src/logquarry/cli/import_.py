@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ from logquarry.cli.output import Output
 if TYPE_CHECKING:
     from logquarry.ingest.importing import Imported
     from logquarry.ingest.rows import Source
+    from logquarry.store.message_store import StoreWriter
 
 
 @click.command(name="import")
@@ -76,17 +78,11 @@ def import_(
     except BaseException:
         if imported.messages:
             # --quiet does not suppress this line: the user must know the number of stored messages.
-            done = skip + imported.messages
-            count = text.plural(done, "message")
-            if imported.is_complete:
-                which, others = f"all {count}", ""
-                again = ["verify", store]
-            else:
-                which = f"the first {count}"
-                others = f", the others are not: put only those with --skip {done}"
-                again = _with_skip(outcome.words(ctx), done)
+            words, again = _report(imported, found.location, store, skip, outcome.words(ctx))
+            if config is not None and "--config" not in again:
+                again += ["--config", config]
             outcome.remember_words(ctx, again)
-            output.error(f"{which} of {found.location} are in {store}{others}")
+            output.error(words)
         raise
     seconds = time.monotonic() - began
     _warn_of_service_topics(out, imported)
@@ -115,12 +111,11 @@ def _run(
     skip: int,
 ) -> None:
     from logquarry.ingest.importing import check_source, import_source
-    from logquarry.store.message_store import StoreWriter
     from logquarry.systems import held
 
     # Delay Ctrl-C until the store has all messages of the current part of SRC: otherwise the number
     # of imported messages would be wrong.
-    with held() as waiting, StoreWriter.start(store, config=settings) as opened:
+    with held() as waiting, _opened(store, settings, imported) as opened:
         opened.free_room_at_close()
         with out.progress("checking", in_bytes=True) as progress:
             checked = check_source(opened, source, progress=progress, pause=waiting.check)
@@ -136,8 +131,50 @@ def _run(
                 pause=waiting.check,
             )
         opened.wait_dispatched()
-        # Flush here, although close() flushes too: close() does not report a failed disk.
+        # Flush here, although close() flushes too, because a failed flush is an error that names
+        # the cause.
         opened.flush()
+
+
+@contextmanager
+def _opened(store: str, settings: Any, imported: Imported) -> Iterator[StoreWriter]:
+    """Context manager: open a store, close it, and note whether all messages are synced."""
+    from logquarry.store.message_store import StoreWriter
+
+    opened = StoreWriter.start(store, config=settings)
+    try:
+        with outcome.closing(opened):
+            yield opened
+    finally:
+        imported.is_synced = opened.stats().flush_behind == 0
+
+
+def _report(
+    imported: Imported, source: str, store: str, skip: int, words: Sequence[str]
+) -> tuple[str, list[str]]:
+    """Describe which messages an import that failed has put, and return the words of the next
+    command.
+    """
+    done = skip + imported.messages
+    if not imported.is_synced:
+        # After a failed sync, it is unknown which bytes are on the disk. Only a recovery reads what
+        # the log has.
+        which = f"{skip + 1} to {done}" if done > skip + 1 else str(done)
+        note = (
+            f"not all of the log is synced, so it is not certain which of the messages {which} of "
+            f"{source} are in {store}. After the recovery, count the messages at the physical "
+            f"offset {imported.first_offset} and above, and import the others with --skip "
+            + (f"{skip} + this number" if skip else "and this number")
+        )
+        return note, ["recover", store, "--apply"]
+    count = text.plural(done, "message")
+    if imported.is_complete:
+        return f"all {count} of {source} are in {store}", ["verify", store]
+    return (
+        f"the first {count} of {source} are in {store}, the others are not: put only those with "
+        f"--skip {done}",
+        _with_skip(words, done),
+    )
 
 
 def _warn_of_service_topics(out: Output, imported: Imported) -> None:

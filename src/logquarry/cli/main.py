@@ -78,10 +78,10 @@ class _Commands(click.Group):
             except BrokenPipeError:
                 _close_stdout()
                 ctx.exit(ExitCode.CLEAN)
-            except KeyboardInterrupt:
-                _interrupted(ctx)
+            except KeyboardInterrupt as error:
+                _interrupted(ctx, error)
             except (LogquarryError, OSError) as error:
-                output.error(_message(error))
+                _show(_message(error), error)
                 step = outcome.after_error(error, ctx)
                 if step is not None:
                     output.step(step)
@@ -104,7 +104,7 @@ class _Commands(click.Group):
                 # turned into another exception.
                 if not interrupts.has_arrived() or isinstance(error, click.exceptions.Exit):
                     raise
-                _interrupted(ctx)
+                _interrupted(ctx, error)
 
     def _flushed(self, ctx: click.Context) -> Any:
         # Flush now: if Python's own flush at the exit fails, the exit code is 120.
@@ -183,7 +183,7 @@ def main() -> None:
         app(prog_name="logquarry")
     except interrupts.Terminated as ended:
         name = "SIGHUP" if ended.code == ExitCode.HUNG_UP else "SIGTERM"
-        output.error(f"ended by {name}")
+        _show(f"ended by {name}", ended)
         raise
     except Exception as error:
         if outcome.is_out_of_memory(error):
@@ -273,9 +273,16 @@ class _Ending:
             raise interrupts.Terminated(ExitCode.HUNG_UP)
 
 
-def _interrupted(ctx: click.Context) -> NoReturn:
-    output.error("interrupted")
+def _interrupted(ctx: click.Context, error: BaseException) -> NoReturn:
+    _show("interrupted", error)
     ctx.exit(ExitCode.INTERRUPTED)
+
+
+def _show(cause: str, error: BaseException) -> None:
+    # The notes of an error are its consequences, so print the cause first.
+    output.error(cause)
+    for note in getattr(error, "__notes__", ()):
+        output.error(note)
 
 
 def _message(error: BaseException) -> str:

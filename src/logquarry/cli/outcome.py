@@ -8,7 +8,8 @@ and options of the command that the user typed.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from logquarry.read.log_queues import QueueKey
     from logquarry.repair.findings import VerifyReport
     from logquarry.repair.recover.plan import RecoveryMode
-    from logquarry.store.message_store import MessageStore
+    from logquarry.store.message_store import MessageStore, StoreWriter
 
 _T = TypeVar("_T")
 
@@ -110,13 +111,46 @@ def line(*words: str, before: str = "", config: str | None = None) -> str:
 
 def after_verify(report: VerifyReport, store: str, config: str | None) -> str | None:
     """Return the next step after a verification; None if there is nothing to do."""
+    from logquarry.read import features
     from logquarry.repair.findings import next_step
 
     found = next_step(report)
     if found is None:
         return None
+    if refused := _refused(found.words, store, config):
+        if is_convertible(store, config):
+            return line("convert", store, "--into", "DIR", config=config)
+        is_whole = not report.has_damage
+        if is_whole and refused.feature not in (features.ROCKSDB_QUEUES, features.ROCKSDB_STORE):
+            before = "start the broker on the store, which recovers the store, and stop the broker"
+            return line("verify", store, before=before, config=config)
+        before = text.printable(found.before)
+        return line("salvage", store, "--into", "DIR", before=before, config=config)
     command, *rest = found.words
     return line(command, store, *rest, before=text.printable(found.before), config=config)
+
+
+def _refused(words: Sequence[str], store: str, config: str | None) -> UnsupportedStore | None:
+    """Return the error with which a command would refuse a store; None if it would not."""
+    from logquarry.log.layout import StoreLayout
+    from logquarry.read.fence import Action, refusal
+
+    queues, index = Action.REBUILD_QUEUES, Action.REBUILD_INDEX
+    actions: tuple[Action, ...] = ()
+    if words[0] == "recover":
+        actions = (Action.RECOVER,)
+    elif words[0] == "rebuild":
+        actions = tuple(
+            action
+            for action, option in ((queues, "--queues"), (index, "--index"))
+            if option in words or not {"--queues", "--index"}.intersection(words)
+        )
+    try:
+        layout = StoreLayout.open(store, options.store_config(config)).by_content()
+        return next(filter(None, (refusal(layout, action) for action in actions)), None)
+    except LogquarryError:
+        # The command reports this error.
+        return None
 
 
 def after_error(error: BaseException, ctx: click.Context) -> str | None:
@@ -129,6 +163,8 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
         return None
     if isinstance(error, CorruptFrame) and typed[0] in _READERS and "--on-damage" not in typed:
         return line(*typed, "--on-damage", "skip")
+    if isinstance(error, NotShutDownCleanly):
+        return line("recover", error.store, "--apply", config=config)
     if isinstance(error, CorruptStore):
         if store is None or typed[0] == "verify":
             return None
@@ -154,6 +190,44 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
     if isinstance(error, (StoreUnavailable, BrokenLink)):
         return line(*typed, before="do what the error says")
     return None
+
+
+class NotShutDownCleanly(StoreUnavailable):
+    """A command's store was closed, but needs a recovery."""
+
+    def __init__(self, store: str, problem: str) -> None:
+        super().__init__(f"{store}: not shut down cleanly: {problem}")
+        self.store = store
+
+
+@contextmanager
+def closing(store: StoreWriter) -> Iterator[StoreWriter]:
+    """Context manager: close a store; see :func:`clean_end`."""
+    with clean_end(store.root, lambda: store.close_problem), store:
+        yield store
+
+
+@contextmanager
+def clean_end(store: str, problem: Callable[[], str | None]) -> Iterator[None]:
+    """Context manager: raise NotShutDownCleanly if the block could not shut a store down cleanly.
+
+    If the block raises an error, raise only this error, because it is usually the cause. But if the
+    block ends with Ctrl-C or a signal, raise NotShutDownCleanly.
+
+    Args:
+        problem: returns why the shutdown was not clean, or None.
+    """
+    ended: BaseException | None = None
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        ended = error
+    if (found := problem()) is not None:
+        raise NotShutDownCleanly(store, found)
+    if ended is not None:
+        raise ended
 
 
 def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | None) -> str:

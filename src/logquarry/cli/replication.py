@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from logquarry import arguments, text
-from logquarry.cli import options
+from logquarry.cli import options, outcome
 from logquarry.cli.output import Output
 from logquarry.errors import ReplicationError, StoreUnavailable, UsageError
 from logquarry.format import java
@@ -237,7 +237,7 @@ def replicate(
     from logquarry.log.location import local_folder
     from logquarry.log.store_files import LOCK
     from logquarry.replication import ConfigSync, ConfigSyncOptions, HaSlave, SlaveOptions
-    from logquarry.store.message_store import MessageStore
+    from logquarry.store.message_store import StoreWriter
     from logquarry.store.store_engine import check_openable
 
     settings = replace(options.store_config(config) or StoreConfig(), broker_role="SLAVE")
@@ -258,7 +258,7 @@ def replicate(
     _await_master(out, host, port, follows, ends=once)
     with (
         held() as waiting,
-        MessageStore.open(folder, config=settings, mode="rw") as opened,
+        outcome.closing(StoreWriter.start(folder, config=settings)) as opened,
         HaSlave(opened, host, port, options=follows) as slave,
         ExitStack() as besides,
     ):
@@ -275,7 +275,8 @@ def replicate(
         if sync is not None:
             _fetch_last(out, sync)
         opened.wait_dispatched()
-        # Flush here, although close() flushes too: close() does not report a failed disk.
+        # Flush here, although close() flushes too, because a failed flush is an error that names
+        # the cause.
         opened.flush()
         end = opened.max_offset
     out.note(f"{folder} has the master's log up to {end}")
@@ -416,7 +417,7 @@ def serve_master(
     from logquarry.protocol.ha_messages import TransferLimits
     from logquarry.replication import ConfigServer, ConfigServerOptions, HaMaster, MasterOptions
     from logquarry.replication.wire import Surroundings
-    from logquarry.store.message_store import MessageStore
+    from logquarry.store.message_store import StoreWriter
 
     settings = options.store_config(config) or StoreConfig()
     if settings.broker_role == "SLAVE":
@@ -440,7 +441,7 @@ def serve_master(
         Surroundings().listen(*address).close()
     with (
         held() as waiting,
-        MessageStore.open(store, config=settings, mode="rw") as opened,
+        outcome.closing(StoreWriter.start(store, config=settings)) as opened,
         HaMaster(opened, host, port, options=serves) as master,
         ExitStack() as besides,
     ):

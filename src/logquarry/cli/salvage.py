@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from logquarry import text
-from logquarry.cli import options, outcome, output
+from logquarry.cli import options, outcome
 from logquarry.cli import spark as with_spark
 from logquarry.cli.outcome import ExitCode
 from logquarry.cli.output import MOST_LISTED, Output
@@ -117,7 +117,9 @@ def salvage(
 
 @contextmanager
 def _telling_what_is_left(into: Path | None) -> Iterator[None]:
-    """If the command fails or is interrupted, print what it left in its target, and what to do."""
+    """If the command fails or is interrupted, add a note to the error: what the command left in its
+    target, and what to do. The error's text is printed first.
+    """
     from logquarry.repair.salvage.target import why_not_empty
 
     was_empty = into is not None and not (into.is_dir() and any(into.iterdir()))
@@ -127,7 +129,7 @@ def _telling_what_is_left(into: Path | None) -> Iterator[None]:
         with suppress(LogquarryError):
             reason = why_not_empty(into) if into is not None and was_empty else None
             if reason is not None and reason != str(error):
-                output.error(reason)
+                error.add_note(reason)
         raise
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.disk.service import Health, SyncDelayed, abandon_in_children
-from logquarry.errors import LIMITS, StoreUnavailable, reason_of
+from logquarry.errors import LIMITS, StoreUnavailable, write_reason
 from logquarry.log.readable import WatchedMap, c_library
 
 logger = logging.getLogger(__name__)
@@ -454,15 +454,15 @@ class Disk:
     def refused(self, path: Path, error: OSError) -> StoreUnavailable:
         """Make the exception for a system call that failed without changing a file."""
         if error.errno in _NO_ROOM:
-            return StoreUnavailable(f"{path}: no room on the disk: {error.strerror}")
+            return StoreUnavailable(f"{path}: no room on the disk: {write_reason(error)}")
         if error.errno == errno.ENOTDIR:
             file = next((place for place in reversed(path.parents) if place.is_file()), path)
             return StoreUnavailable(f"{file}: it is not a folder: move it away")
-        return StoreUnavailable(f"{path}: {reason_of(error)}")
+        return StoreUnavailable(f"{path}: {write_reason(error)}")
 
     def failed(self, path: Path, what: str, error: OSError) -> StoreUnavailable:
         """Poison the store after a failure that may have changed files. Return the exception."""
-        return self.health.poison(f"{path}: {what}: {error.strerror or error}")
+        return self.health.poison(f"{path}: {what}: {write_reason(error)}")
 
     def _discard(self, descriptor: int, path: Path) -> None:
         """Delete a file that could not be completed. With such a file, the store could not be

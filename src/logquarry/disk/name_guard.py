@@ -80,7 +80,10 @@ class NameGuard:
                 try:
                     self._disk.link(link, path)
                 except OSError as error:
-                    reason = f"{path}: another program deleted it, and it cannot be restored"
+                    reason = (
+                        f"{path}: another program deleted it, or its disk was unmounted, and it "
+                        "cannot be restored"
+                    )
                     raise self._disk.health.poison(f"{reason}: {error.strerror}") from error
                 self._disk.sync_names(path.parent)
                 logger.warning("%s: another program deleted it; restored from its link", path)

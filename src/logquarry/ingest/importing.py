@@ -212,7 +212,8 @@ class Imported:
         topics: (messages, bytes) by topic.
         raised_times: number of messages that got a later store time than in the source, because
             store times must not decrease in a log; counted only if the import keeps store times.
-        is_complete: whether all messages are in the store.
+        is_complete: whether all messages were put into the store.
+        is_synced: whether all messages that were put are on the disk; the caller sets it.
     """
 
     messages: int = 0
@@ -222,6 +223,7 @@ class Imported:
     end_offset: int | None = None
     raised_times: int = 0
     is_complete: bool = False
+    is_synced: bool = False
 
     def add(self, result: PutManyResult) -> None:
         """Add the result of a put to the counts."""

@@ -78,8 +78,14 @@ _HARM: Final = {
 _OUT = {
     # After a kill, a broker may not make all lost entries again.
     names.ROCKSDB_QUEUES: "`logquarry recover` and `rebuild` make new queues in RocksDB if no "
-    "queue is in files; or copy the messages with `logquarry salvage --into`, which makes a plain "
-    "store; or start the broker on the store",
+    "queue is in files, and no topic has batch queues (queue.type=BatchCQ); or copy the messages "
+    "with `logquarry salvage --into`, which makes a store with queues in files; or start the "
+    "broker on the store",
+    # A salvage copies the compacted log and the topics, so the new store has the same feature.
+    names.COMPACTION: "start the broker on the store: the broker recovers it. Or copy the messages "
+    "with `logquarry salvage --into`, which makes an undamaged store with the same compaction "
+    "topics: start the broker on it. To get a store without compaction topics, use `logquarry "
+    "export` and `logquarry import`",
     names.MULTI_DISPATCH: "leave enableMultiDispatch out of the configuration: the files show it",
     names.DLEDGER: "make a plain store with `logquarry convert STORE --into DIR`",
     names.LOG_PATH: "if commitlog/ holds the whole log, leave storePathCommitLog out of --config",

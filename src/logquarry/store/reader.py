@@ -373,6 +373,13 @@ class LiveStore(StoreReads, SingleCalls):
         return self._engine.log.max_offset
 
     @property
+    def close_problem(self) -> str | None:
+        """Why ``close()`` could not shut the store down cleanly, so that the store needs a
+        recovery. None if the shutdown was clean, or if the store is open.
+        """
+        return self._engine.close_problem
+
+    @property
     def bound(self) -> int | None:
         """The log's end, if frames of an earlier log may follow it in the files; otherwise None."""
         return self._engine.log.max_offset if self._engine.files.keeps_tails else None

@@ -106,6 +106,7 @@ class StoreEngine:
         self.recorder = StatsRecorder()
         self._closing = threading.Lock()
         self._are_stopped = False
+        self.close_problem: str | None = None
         self._has_property_crc = check_openable(root, config, accept_loss)
         disk.make_folders(root)
         with ExitStack() as undo:
@@ -386,8 +387,10 @@ class StoreEngine:
                     # put, because the thread of the put may be that of a listener or a callback,
                     # which must end now. The log refuses the put.
                     self.writer.end()
-                    if not self._close_in_order():
-                        logger.error("%s: the next opening has to recover the store", self.root)
+                    self.close_problem = "the closing was interrupted"
+                    self.close_problem = problem = self._close_in_order()
+                    if problem is not None:
+                        logger.error("%s: not shut down cleanly: %s", self.root, problem)
             finally:
                 self._finish()
 
@@ -415,16 +418,14 @@ class StoreEngine:
                 service.stop(_PATIENCE_SECONDS)
             self._are_stopped = True
 
-    def _close_in_order(self) -> bool:
-        """Sync all files, and delete ``abort``. Return whether all of this succeeded."""
+    def _close_in_order(self) -> str | None:
+        """Sync all files, and delete ``abort``. Return what failed; None if nothing failed."""
         # The master should be closed by now, so no slave will acknowledge the messages.
         self.replicas.end()
         self.retention.end()
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]
         self._are_stopped = True
         failure = self._dispatching.failure
-        if failure is not None:
-            logger.error("%s: not all of the log is dispatched: %s", self.root, failure)
         try:
             self.feed.cut_unvouched()
             self._flushing.queues.flush(0)
@@ -437,13 +438,14 @@ class StoreEngine:
                 # Bytes and queue entries of an earlier log may follow the log's end in the files,
                 # so save the end.
                 note_end(self.disk, self.root, log_end)
-            if not (all(ended) and is_whole and failure is None):
-                return False
+            if failure is not None:
+                return f"not all of the log is dispatched: {failure}"
+            if not (all(ended) and is_whole):
+                return "a thread did not end" if is_whole else "queue files are missing"
             self._abort.remove()
         except StoreError as error:
-            logger.error("%s: not shut down cleanly: %s", self.root, error)
-            return False
-        return True
+            return str(failure or error)
+        return None
 
 
 def check_openable(root: Path, config: StoreConfig, accept_loss: int | None = None) -> bool:

@@ -54,9 +54,9 @@ DEFAULT_PRODUCER_GROUP: Final = "logquarry"
 
 
 class BaseWriter(LiveStore):
-    """The methods of :class:`~logquarry.store.message_store.StoreWriter`.
+    """The methods of :class:`~logquarry.store.message_store.StoreWriter`, for any thread.
 
-    Any thread may call the methods. In a forked child process, every call raises StoreUnavailable.
+    In a forked child process, every call raises StoreUnavailable.
     """
 
     _mode = "rw"
@@ -338,8 +338,8 @@ class BaseWriter(LiveStore):
         message ends the transaction (:meth:`start_transaction_checks`).
 
         Args:
-            message: the message to put at a commit. The message must not have a delay. group: the
-            name of the producer group that a broker asks about the transaction, if the
+            message: the message to put at a commit. The message must not have a delay.
+            group: the name of the producer group that a broker asks about the transaction, if the
                 message does not name one in PGROUP.
 
         Raises:
@@ -453,7 +453,8 @@ class BaseWriter(LiveStore):
         """Close the store. A second call does nothing.
 
         The call first stops consumers and services, then the puts. Then the log is dispatched and
-        synced, and ``abort`` is deleted. If that fails, ``abort`` is kept, and the cause is logged.
+        synced, and ``abort`` is deleted. If that fails, ``abort`` is kept, and ``close_problem`` is
+        the cause, which is also logged. The next opening then recovers the store.
 
         Raises:
             UsageError: if a listener of the store or a callback of a put calls this method; its
@@ -480,10 +481,7 @@ class BaseWriter(LiveStore):
         self.layout.refresh()
 
     def stats(self) -> StoreStats:
-        """Return the counts of calls since the store was opened, and the store's state.
-
-        After the store was closed, ``state`` is empty.
-        """
+        """Return the counts of calls since the opening, and the state (empty in a closed store)."""
         log = self._engine.log
         end = log.wrote_offset
         dispatch = max(0, end - self._engine.dispatcher.offset)

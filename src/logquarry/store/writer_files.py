@@ -193,7 +193,8 @@ class Housekeeping(Service):
         self._sample()
         if not self._abort.exists:
             logger.warning(
-                "%s: another program deleted it while the store was open", self._abort.path
+                "%s: another program deleted it, or its disk was unmounted",
+                self._abort.path,
             )
             try:
                 self._abort.make()

@@ -348,7 +348,10 @@ class QueueTable:
     def _restored(self, file: MappedFile) -> bool:
         if file.is_named():
             return True
-        logger.warning("%s: another program deleted it while it was in use; recreated", file.path)
+        logger.warning(
+            "%s: another program deleted it, or its disk was unmounted; recreated",
+            file.path,
+        )
         disk = self.disk
         data = file.select(0) or b""
         try:

@@ -66,6 +66,39 @@ def test_a_refused_message_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> Non
     queues.require_room("t", 3)
 
 
+def test_a_queue_is_awaited_until_its_last_message_has_failed() -> None:
+    queues = NewQueues()
+    for _ in range(2):
+        queues.require_room("t", 0)
+    half = {"REAL_TOPIC": "t", "REAL_QID": "0"}
+    queues.rolled_back(half)
+    assert queues.is_any_awaited, "the other message can still open the files"
+    queues.rolled_back(half)
+    assert not queues.is_any_awaited
+    queues.rolled_back(half)
+    queues.rolled_back({"REAL_TOPIC": "t"})
+    assert not queues.is_any_awaited
+
+
+def test_a_rolled_back_transaction_takes_no_room(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        queues = broker.core.new_queues
+        half = "TRAN_MSG\x01true\x02PGROUP\x01pg\x02UNIQ_KEY\x01u7"
+        sent = (await client.send("new", b"x", f=4, i=half)).ext_fields
+        assert queues.is_any_awaited
+        end = {
+            "producerGroup": "pg",
+            "tranStateTableOffset": sent["queueOffset"],
+            "commitLogOffset": int(sent["msgId"][16:], 16),
+            "commitOrRollback": 12,
+        }
+        assert (await client.ask(RequestCode.END_TRANSACTION, end)).code == 0
+        assert not queues.is_any_awaited
+        assert (await client.ask(RequestCode.END_TRANSACTION, end)).code == 0
+
+    play(scenario, tmp_path / "s")
+
+
 def test_open_files_with_higher_numbers_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

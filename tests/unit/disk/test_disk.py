@@ -54,6 +54,24 @@ def test_a_failed_replacement_names_the_file_itself(
     assert path.read_bytes() == b"before"
 
 
+@pytest.mark.parametrize(
+    ("number", "step"),
+    [
+        (errno.ENOSPC, "free some space"),
+        (errno.EROFS, "mount the file system for writing"),
+        (errno.EIO, "check the disk"),
+        (errno.EACCES, "use an account that may write there"),
+    ],
+)
+@pytest.mark.parametrize("call", ["open", "fdatasync"])
+def test_a_failed_write_names_the_next_step(
+    disk: FaultyDisk, tmp_path: Path, call: str, number: int, step: str
+) -> None:
+    disk.failing[call] = number
+    with pytest.raises(StoreUnavailable, match=f": {os.strerror(number)}: {step}"):
+        disk.replace(tmp_path / "file", b"after")
+
+
 @pytest.mark.parametrize("call", ["fsync", "fdatasync"])
 def test_a_failed_sync_of_a_replacement_names_the_file_itself(
     disk: FaultyDisk, tmp_path: Path, call: str

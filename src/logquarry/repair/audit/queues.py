@@ -242,6 +242,12 @@ class QueuesAudit:
             folder = self._folder(key)
             if key[0] in self._others.batch:
                 reason = "the topic has batch queues: a broker does not start on this folder"
+                if self._others.has_rocksdb and not self.layout.filesystem.list(folder):
+                    reason = (
+                        "the topic has batch queues (queue.type=BatchCQ), but the store has its "
+                        "queues in RocksDB, which cannot hold them: a broker does not serve the "
+                        "topic"
+                    )
                 yield finding("queue_misplaced", folder, 0, reason)
                 continue
             seen = self._seen.get(key) or SeenMessages(self._queue(key), 0, 0)
