@@ -10,6 +10,10 @@ A file's name is the physical offset of its first byte. Each frame contains its 
 - A file without a frame keeps its name, unless another file needs that name.
 - If the frames of two files imply the same file offset, the file whose name is a different offset
   is a copy.
+- The offsets of all files leave the same remainder when divided by the file size. If the offset of
+  a file leaves another remainder than those of most files, and the file overlaps one of these
+  files, it does not belong to the log. If its frames agree with its name, it may be from another
+  store. Then recover refuses the store.
 - If the consume queues have different physical offsets for all messages that were read from a file,
   the file is from another store. Then recover refuses the store, and renames no file.
 """
@@ -35,6 +39,7 @@ from logquarry.log.store_files import (
     NAME_DIGITS,
     StoreFile,
     is_offset_name,
+    size_of,
 )
 
 RENAMING: Final = ".renaming"
@@ -73,7 +78,8 @@ class LogNames:
 
     ``strangers`` and ``doubts`` are pairs of path and reason. A stranger has the name of a log
     file, but does not belong to the log. A doubt is a file whose place in the log is unclear: the
-    queues contradict its frames, or another file's frames show the same offset.
+    queues contradict its frames, another file's frames show the same offset, or it overlaps another
+    file.
     """
 
     files: tuple[StoreFile, ...]
@@ -127,6 +133,8 @@ def has_doubtful_name(filesystem: FileSystem, files: Sequence[StoreFile], size: 
     """
     suspects: dict[str, int | None] = {file.path: file.base for file in (*files[:1], *files[-1:])}
     for before, after in pairwise(files):
+        if after.base - before.base < size:
+            return True
         if after.base - before.base != size:
             suspects |= {before.path: before.base, after.path: after.base}
     known = {file.path for file in files}
@@ -216,6 +224,7 @@ class _Identification:
         self._drop_other_grids()
         self._place()
         self._place_mute()
+        self._drop_overlapping()
         files = self._right | self._placed
         renames = [
             Rename(item.path, base, self._reason(item, base))
@@ -387,6 +396,33 @@ class _Identification:
         if self._size:
             gaps = range(min(there), max(there) + self._size + 1, self._size)[:MOST_GAP]
             yield from (base for base in gaps if base not in there and base not in vacated)
+
+    def _drop_overlapping(self) -> None:
+        """Drop a file if its offset leaves another remainder than those of most files, and the file
+        overlaps one of these files.
+        """
+        files = self._right | self._placed
+        size = size_of(tuple(StoreFile(base, files[base].size, "") for base in sorted(files)))
+        rests = Counter(base % size for base in files if size)
+        start = max(rests, key=lambda one: rests[one], default=0)
+        if 2 * rests[start] <= len(files):
+            return
+        right = [base for base in files if base % size == start]
+        for base, item in sorted(files.items()):
+            over = [one for one in right if one - size < base < one + size]
+            if base % size == start or not over:
+                continue
+            (self._right if base in self._right else self._placed).pop(base)
+            name = files[over[0]].path
+            if item.base is not None:
+                reason = (
+                    f"it overlaps {name}, and no log file of {size} bytes can have its name: it "
+                    "may be of another store. Move the file out of the store"
+                )
+                self._doubts.append((item.path, reason))
+            else:
+                reason = f"it overlaps {name}, and no message in it shows that it is of this log"
+                self._strangers.append((item.path, reason))
 
     # --------------------------------------------------------------------------------- evidence
     def _agrees_with_queues(self, item: _Item) -> bool | None:

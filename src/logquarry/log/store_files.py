@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -201,6 +202,10 @@ def size_of(files: tuple[StoreFile, ...]) -> int:
     """Infer the regular size of the files of one sequence, from their names and sizes."""
     largest = max((file.size for file in files), default=0)
     steps = [b.base - a.base for a, b in pairwise(files)]
+    shown = Counter(b.base - a.base for a, b in pairwise(files) if a.size == b.base - a.base)
+    if shown:
+        # A file of another store can have another size, and a name between the names of two files.
+        return max(shown, key=lambda size: (shown[size], -size))
     # The distance between two files' names is the exact size if no file is missing between them.
     # Otherwise it is a multiple of the size.
     return min(steps) if steps and any(f.size == min(steps) for f in files) else largest

@@ -330,3 +330,42 @@ def test_after_a_crash_the_second_names_restore_no_renamed_file(
     rename(store, CASES[case])
     lq.recover(store, apply=True, config=config())
     assert log_of(store) == log_of(prepared)
+
+
+@pytest.mark.parametrize("size", [12_288, 40_960])
+@pytest.mark.parametrize("states_size", [True, False])
+def test_a_file_that_overlaps_the_log_hides_no_message(
+    store: Path, tmp_path: Path, size: int, *, states_size: bool
+) -> None:
+    """The frames of the other store's file agree with its name."""
+    other = tmp_path / "other"
+    with opened(other, mapped_file_size_commit_log=size) as writer:
+        for number in range(COUNT):
+            writer.put(lq.Message("t0", b"%03d" % number * 171))
+    with lq.MessageStore.open(store) as reader:
+        wanted = bodies(reader)
+    names = sorted(path.name for path in (other / "commitlog").iterdir())
+    name = next(name for name in names if int(name) % SIZE)
+    shutil.copy(other / "commitlog" / name, store / "commitlog")
+    before = log_of(store)
+    settings = config() if states_size else lq.StoreConfig()
+    found = salvage_store(StoreLayout.open(store, settings), tmp_path / "new")
+    assert found.plan.is_whole
+    assert [(one.feature, one.paths) for one in found.left_behind] == [
+        ("misnamed_file", (f"commitlog/{name}",))
+    ]
+    with lq.MessageStore.open(tmp_path / "new") as reader:
+        assert bodies(reader) == wanted
+    assert "it overlaps" in verify_store(StoreLayout.open(store)).findings[0].reason
+    with pytest.raises(StoreUnavailable, match="it overlaps"):
+        lq.recover(store, apply=True, config=settings)
+    with pytest.raises(MisnamedFile, match="it overlaps"):
+        bodies(lq.MessageStore.open(store))
+    assert log_of(store) == before
+
+
+def test_bytes_without_frames_over_the_log_hide_no_message(store: Path, tmp_path: Path) -> None:
+    (store / "commitlog" / f"{SIZE + 4_096:020d}").write_bytes(b"no" * SIZE)
+    found = salvage_store(StoreLayout.open(store), tmp_path / "new")
+    assert found.is_whole
+    assert found.plan.messages == COUNT

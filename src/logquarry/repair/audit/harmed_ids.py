@@ -16,6 +16,10 @@ called the *named queue* here. The frame is called *harmed* if all these conditi
 - The search meets no entry that points to a message of the named queue. Such an entry would show
   that a file lies in the folder of the wrong queue. Exception: such an entry is ignored if the
   named queue has its own message at the same queue offset.
+- The log has no other frame that names the other queue and this queue offset. Such a frame would
+  show that the entry replaced the frame's own entry, for example because a queue file with one
+  entry was moved to the other queue. The search reads the log between the own entries before and
+  after this entry.
 
 The frame then counts as a frame of the other queue.
 """
@@ -27,10 +31,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from logquarry.format.arrays import Bools, Int64, consecutive, joined_records
+from logquarry.format.arrays import POSITION, Bools, Int64, consecutive, joined_records
 from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import QueueEntry
+from logquarry.log import columns
 from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import LMQ_PREFIX, QueueKey
 from logquarry.read.queue import Queue, Units
@@ -87,6 +93,7 @@ class HarmedIds:
     ) -> None:
         self.found: dict[int, Moved] = {}
         self.offsets: dict[int, int] = {}
+        self._layout = layout
         self._log = CommitLog(layout)
         self._queue_of = queue_of
         self._noted = noted or {}
@@ -188,8 +195,9 @@ class HarmedIds:
             return False
         queue = self._queue_of(key)
         if queue is not None and queue.max_offset - queue.min_offset == 1:
-            return self._queue_of(named) is None
-        is_own = False
+            return self._queue_of(named) is None and not self._is_in_log(key, offset, [None, None])
+        # Physical offsets of the own entries before and after this entry.
+        near: list[int | None] = [None, None]
         for step in (-1, 1):
             for at in range(offset + step, offset + step * (1 + _MOST_NEIGHBOURS), step):
                 frame = self._frame(key, at)
@@ -198,9 +206,33 @@ class HarmedIds:
                 if frame.queue_key == named and not self._has_own(named, at):
                     return False
                 if frame.queue_key == key:
-                    is_own = True
+                    near[step > 0] = frame.physical_offset
                     break
-        return is_own
+        return near != [None, None] and not self._is_in_log(key, offset, near)
+
+    def _is_in_log(self, key: QueueKey, offset: int, near: list[int | None]) -> bool:
+        """Whether a frame of the log names a queue and a queue offset. ``near`` contains the
+        physical offsets of messages of the queue before and after this queue offset; None if
+        unknown. If the search needs too much work, return True.
+        """
+        start, stop = near
+        if start is not None and stop is not None and start > stop:
+            # The topic was deleted and created again.
+            start = stop = None
+        reader = LogReader(self._layout, check_crc=False)
+        for event in reader.events(start, stop):
+            if not isinstance(event, Run):
+                continue
+            self._searched += len(event.rows)
+            fields = columns.fixed_fields(event.window, event.rows, ("queue_id", "queue_offset"))
+            same = (fields["queue_id"] == key[1]) & (fields["queue_offset"] == offset)
+            for place in (event.window.base + event.rows[same, POSITION]).tolist():
+                frame = self._log.sound_frame_at(place, check_crc=False)
+                if frame is not None and frame.queue_key == key:
+                    return True
+            if self._searched >= _MOST_SEARCHED:
+                return True
+        return False
 
     def _has_own(self, key: QueueKey, offset: int) -> bool:
         """Whether a queue has an entry at an offset that points to its own message."""

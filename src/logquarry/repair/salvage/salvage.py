@@ -234,6 +234,9 @@ def salvage_store(
     found.progress, documents = _config(layout, plan)
     found.left_behind += _unreadable_files(layout, ())
     found.left_behind += _invalid_files(layout, found.carried)
+    found.left_behind += [
+        LeftBehind("misnamed_file", (path,), reason) for path, reason in layout.log_names.doubts
+    ]
     # Do not copy timercheck: _make_timer_files writes a new one for the new timer wheel.
     documents.pop(TIMER_CHECK, None)
     found.files = sorted(path for path in documents if path.startswith(f"{CONFIG}/"))

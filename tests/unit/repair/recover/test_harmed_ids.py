@@ -13,6 +13,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.format.frame import HEAD
+from logquarry.format.queue_entry import FILLER, encode
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.salvage.salvage import salvage_store
@@ -283,5 +284,50 @@ def test_swapped_files_of_which_one_has_one_entry(
         lq.recover(root, apply=True, config=config())
     else:
         rebuild(root, apply=True, config=config())
+    assert queue_bytes(root) == entries
+    assert kinds(root) == []
+
+
+@pytest.mark.parametrize("repair", ["recover", "rebuild", "salvage", "opening"])
+@pytest.mark.parametrize("case", ["earlier", "later", "first", "other_topic", "folder"])
+def test_a_moved_file_with_one_entry(tmp_path: Path, repair: str, case: str) -> None:
+    """No entry shows that the file was moved, but the log has the message of the other queue."""
+    root, new = tmp_path / "store", tmp_path / "new"
+    names = [("t", 0), ("t", 1)]
+    if case == "other_topic":
+        names[1] = ("u", 0)
+    rows = [0, 1] * 20 + ([0] * 6 + [1] if case == "earlier" else [1] + [0] * 6)
+    if case == "first":
+        rows = [1] * 19 + [0] * 19 + [1] + [0] * 6
+    elif case == "folder":
+        rows = [1] + [0] * 6
+    with opened(root) as made:
+        for number, at in enumerate(rows):
+            topic, queue_id = names[at]
+            made.put(lq.Message(topic, b"%d" % number, tags="a", queue_id=queue_id))
+    entries = queue_bytes(root)
+    first, second = (root / "consumequeue" / topic / str(queue_id) for topic, queue_id in names)
+    if case == "folder":
+        shutil.rmtree(first)
+        second.rename(first)
+    else:
+        if case == "first":
+            # The queue begins with fillers: no own entry is before the entry.
+            for folder in (first, second):
+                overwrite(folder / f"{0:020d}", 0, encode(FILLER) * 19)
+        position = 0 if case == "first" else 400
+        (second / f"{position:020d}").rename(first / f"{position:020d}")
+    assert "harmed_queue_id" not in kinds(root)
+    if repair == "salvage":
+        found = salvage_store(StoreLayout.open(root, config()), new)
+        assert found.is_whole and not found.plan.right_queues
+        root = new
+    elif repair == "recover":
+        lq.recover(root, apply=True, config=config())
+    elif repair == "rebuild":
+        rebuild(root, apply=True, config=config())
+    else:
+        with opened(root):
+            pass
     assert queue_bytes(root) == entries
     assert kinds(root) == []
