@@ -137,6 +137,29 @@ def test_config_too(tmp_path: Path, config: Path) -> None:
         assert "config/ was not copied" in result.stderr
 
 
+def test_a_new_slave_makes_batch_queues(tmp_path: Path) -> None:
+    """The slave copies topics.json before it gets the first frame."""
+    config = tmp_path / "broker.conf"
+    config.write_text("".join(f"{name} = {value}\n" for name, value in SIZES.items()))
+    folder = tmp_path / "m" / "config"
+    folder.mkdir(parents=True)
+    table = {"b": {"topicName": "b", "attributes": {"queue.type": "BatchCQ"}}}
+    (folder / "topics.json").write_text(json.dumps({"topicConfigTable": table}))
+    sizes = lq.StoreConfig.from_mapping(SIZES)
+    with lq.MessageStore.open(tmp_path / "m", mode="rw", config=sizes) as store:
+        for _ in range(3):
+            store.put_batch([lq.Message("b", b"1"), lq.Message("b", b"2")])
+        assert store.wait_dispatched(timeout=60)
+    listens = ("--listen-config", "127.0.0.1:0", "--full-history", "--config", config)
+    with serving_at(tmp_path / "m", *listens, ports=2) as (log, asked):
+        into = ["--into", tmp_path / "s", "--sync-config", asked]
+        run("replicate", log, *into, "--once", "--config", config)
+    assert not (tmp_path / "s" / "consumequeue" / "b").exists()
+    assert bytes_of(tmp_path / "s" / "batchconsumequeue") == bytes_of(
+        tmp_path / "m" / "batchconsumequeue"
+    )
+
+
 def test_a_master_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     """With a mistyped path, an empty master would start, and all slaves would be ahead of it."""
     result = run("serve-master", tmp_path / "mistyped", "--listen", "127.0.0.1:0", code=3)

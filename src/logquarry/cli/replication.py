@@ -256,6 +256,12 @@ def replicate(
     if is_locked(root / LOCK):
         raise StoreUnavailable(f"{root}: {held_by(root)}")
     _await_master(out, host, port, follows, ends=once)
+    fetches = ConfigSyncOptions(tls=context, server_name=tls_name)
+    if broker is not None:
+        # An opening reads from topics.json which topics have batch queues. A slave that gets the
+        # log without topics.json would write simple queues for these topics.
+        with MessageStore.open(folder, config=settings, mode="rw") as opened:
+            _fetch_first(out, ConfigSync(opened, *broker, options=fetches))
     with (
         held() as waiting,
         outcome.closing(StoreWriter.start(folder, config=settings)) as opened,
@@ -264,7 +270,6 @@ def replicate(
     ):
         sync = None
         if broker is not None:
-            fetches = ConfigSyncOptions(tls=context, server_name=tls_name)
             sync = besides.enter_context(ConfigSync(opened, *broker, options=fetches))
         show_status(out, waiting, _lines(out, slave, sync, ends=once))
         for part in (slave, sync):
@@ -301,6 +306,16 @@ def _no_master(trouble: str) -> ReplicationError:
         f"no connection to a master in {text.plural(_TRIES, 'attempt')}: {trouble}. Give the "
         "master's haListenPort (RocketMQ: listenPort plus 1)"
     )
+
+
+def _fetch_first(out: Output, sync: ConfigSync) -> None:
+    """Copy config/ before the log. If that fails, the later copies of the command try again."""
+    from logquarry.errors import ProtocolViolation
+
+    try:
+        sync.sync()
+    except (OSError, ProtocolViolation) as error:
+        out.note(f"{sync.master}: config/ was not copied: {error}")
 
 
 def _fetch_last(out: Output, sync: ConfigSync) -> None:
