@@ -257,7 +257,8 @@ def test_manifests_that_are_wrong(exported: Path, tmp_path: Path, put_in: Import
 # ------------------------------------------------------------------------------------ refused rows
 BAD_LINES: list[tuple[Document | str, str]] = [
     ("{", "line 2: is not JSON"),
-    ("[1]", "line 2: is a list, not a JSON object"),
+    ("[1]", "line 2: is [1], but must be a JSON object"),
+    ("null", "line 2: is null, but must be a JSON object"),
     ('{"topic": "\\ud800", "body": ""}', "line 2: topic is"),
     (line(topic=None), "line 2: the topic is missing"),
     ({"topic": "orders"}, "line 2: the body is missing"),

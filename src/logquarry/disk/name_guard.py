@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import filecmp
 import logging
+import math
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from logquarry.log.store_files import SIDECAR, is_offset_name, quarantine
 logger = logging.getLogger(__name__)
 
 _NAMES: Final = "names"
+_FIRST_BYTES: Final = 4_096
 
 
 class NameGuard:
@@ -132,15 +134,20 @@ class NameGuard:
 
         If a file was renamed in its folder, its first name is not restored from the hard link,
         because a recovery renames the file back. The method does not restore files that retention
-        has deleted. At its end, the method removes all second names durably.
+        has deleted. If a file of the log does not have the size of the log's other files, it is a
+        file of another store, so the method moves it to quarantine. At its end, the method removes
+        all second names durably.
 
         Args:
             folders: all folders of the log, and possibly the folder of the index.
         """
         back = []
         expired = self._expired(folders)
+        foreign = self._of_other_size(folders)
         for folder in folders:
             second = links_of(folder)
+            for path in sorted(foreign & {folder / name for name in self._disk.names_in(second)}):
+                self._set_aside(path)
             named = _files_in(folder)
             self._paths = tuple(
                 folder / name
@@ -151,24 +158,53 @@ class NameGuard:
         self.discard(folders)
         return back
 
-    def discard(self, folders: Iterable[Path]) -> None:
+    def discard(self, folders: Sequence[Path], *, keeps_lost: bool = False) -> None:
         """Remove all second names durably, without restoring files.
 
         In a copy of an open store, a second name can be a file of its own (``cp -r`` copies each
         hard link). If this file differs from the file with the first name, it can contain messages
-        that no other file has, so it is moved to quarantine.
+        that no other file has, so it is moved to quarantine. With ``keeps_lost``, a file that is
+        not empty, and has only a second name, is moved to quarantine too, except files that
+        retention has deleted.
         """
+        expired = self._expired(folders) if keeps_lost else set()
         for folder in folders:
             second = links_of(folder)
             names = self._disk.names_in(second)
             for name in names:
-                if _differs(folder / name, second / name):
-                    self._disk.set_aside(
-                        second / name, quarantine(folder.parent, _NAMES, folder.name)
-                    )
+                path = folder / name
+                is_kept = keeps_lost and path not in expired and _is_only_name(path)
+                if is_kept or _differs(path, second / name):
+                    self._set_aside(path)
                 self.release(folder / name)
             if not names and second.is_dir():
                 self._disk.sync_names(second)
+
+    def _set_aside(self, path: Path) -> None:
+        """Move a second name to quarantine. ``path`` is the file's first name."""
+        folder = quarantine(path.parent.parent, _NAMES, path.parent.name)
+        self._disk.set_aside(link_of(path), folder)
+
+    def _of_other_size(self, folders: Iterable[Path]) -> set[Path]:
+        """Of the log files without a first name, return those that are larger or smaller than every
+        log file with a first name. If only one file has a first name, this file can be too short
+        after a crash, so larger files are not returned. If no file has one, no file is returned.
+        """
+        sizes: list[int] = []
+        lost: dict[Path, int] = {}
+        for folder in folders:
+            for place in (folder, links_of(folder)):
+                for name in filter(is_offset_name, self._disk.names_in(place)):
+                    with contextlib.suppress(OSError):
+                        size = (place / name).stat().st_size
+                        if place == folder:
+                            sizes.append(size)
+                        elif not (folder / name).exists():
+                            lost[folder / name] = size
+        largest = sizes[0] if len(sizes) == 1 else math.inf
+        return {
+            path for path, size in lost.items() if sizes and size not in sizes and size < largest
+        }
 
     def _expired(self, folders: Iterable[Path]) -> set[Path]:
         """Of the log files without a first name, return those that a broker's retention deleted.
@@ -210,6 +246,20 @@ def _differs(first: Path, second: Path) -> bool:
     except OSError:
         # The first name is missing, or the disk cannot read one of the files.
         return False
+
+
+def _is_only_name(path: Path) -> bool:
+    # Whether a file has lost its first name, has no other name than its second name, and is not
+    # empty. The first bytes of a log file or index file are zeros until the file is used.
+    try:
+        second = link_of(path)
+        if path.exists() or second.stat().st_nlink != 1:
+            return False
+        with second.open("rb") as file:
+            return any(file.read(_FIRST_BYTES))
+    except OSError:
+        # The disk cannot read the file.
+        return True
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:

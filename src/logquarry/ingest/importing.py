@@ -95,8 +95,8 @@ def _documents(path: str, first: int, lines: list[bytes]) -> tuple[list[int], li
         except (ValueError, RecursionError) as error:
             raise BadRow(path, "line", number, f"is not JSON: {error}") from error
         if not isinstance(document, dict):
-            kind = type(document).__name__
-            raise BadRow(path, "line", number, f"is a {kind}, not a JSON object")
+            reason = f"is {_shown(document)}, but must be a JSON object"
+            raise BadRow(path, "line", number, reason)
         numbers.append(number)
         documents.append(document)
     return numbers, documents

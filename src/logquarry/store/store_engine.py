@@ -50,6 +50,7 @@ from logquarry.repair.recover.store_folders import (
     check_config_links,
     check_entries,
     check_places,
+    discard_names,
     restore_names,
 )
 from logquarry.store.load.loading import Loads, pending_load
@@ -185,6 +186,7 @@ class StoreEngine:
                 logger.warning("%s: %s", root, line)
             apply_safe(plan, self.disk, self.clock)
             return open_check.find_store(root, plan.config, is_recovered=True)
+        discard_names(root, found.log_folders, self.disk)
         self._abort.make()
         return found
 

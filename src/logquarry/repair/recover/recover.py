@@ -30,7 +30,12 @@ from logquarry.repair.recover.open_check import find_store
 from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, StepKind, Steps
 from logquarry.repair.recover.rocketmq import RocketmqPlan, apply_rocketmq, plan_rocketmq
 from logquarry.repair.recover.safe import SafePlan, plan_safe
-from logquarry.repair.recover.store_folders import check_entries, restore_names
+from logquarry.repair.recover.store_folders import (
+    check_entries,
+    discard_names,
+    has_names,
+    restore_names,
+)
 from logquarry.units import Clock, Progress, now_ms
 
 _OWN_FILES: Final = (DURABLE, SETTINGS, DAMAGE)
@@ -108,7 +113,10 @@ def recover(
     try:
         check_entries(root, settings)
         bring_out_cut_off(root, disk)
-        restore_names(layout, disk)
+        if _lacks_files(layout, mode, settings):
+            restore_names(layout, disk)
+        else:
+            discard_names(root, layout.log_folders, disk)
         plan = _planned(root, mode, settings, progress)
         _require_possible(plan, accept_loss)
         if plan.is_needed:
@@ -119,6 +127,15 @@ def recover(
     finally:
         lock.release()
     return plan
+
+
+def _lacks_files(layout: StoreLayout, mode: RecoveryMode, config: StoreConfig) -> bool:
+    """Whether files of a store may have only their second names."""
+    root = Path(layout.root)
+    if layout.has_abort or not has_names(layout):
+        return True
+    plan = _planned(root, mode, config, None)
+    return plan.is_needed or plan.refused is not None
 
 
 def _require_possible(plan: RecoveryPlan, accept_loss: int | None) -> None:

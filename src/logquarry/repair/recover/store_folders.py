@@ -25,6 +25,7 @@ from logquarry.errors import StoreUnavailable, reason_of
 from logquarry.log import store_files
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_names import MOST_GAP
+from logquarry.log.log_place import LogFolders
 from logquarry.log.readable import BLOCK
 from logquarry.log.store_files import FileSequence, StoreFile
 from logquarry.read.commit_log import CommitLog
@@ -91,6 +92,16 @@ def check_entries(root: Path, config: StoreConfig) -> None:
         _check_once(path, _check(path), places)
 
 
+def has_names(layout: StoreLayout) -> bool:
+    """Whether files of the log or the index have second names."""
+    folders = _named_folders(Path(layout.root), layout.log_folders)
+    return any(any(links_of(folder).glob("*")) for folder in folders)
+
+
+def _named_folders(root: Path, log_folders: LogFolders) -> list[Path]:
+    return [*log_paths(root, log_folders), root / store_files.INDEX]
+
+
 def restore_names(layout: StoreLayout, disk: Disk) -> None:
     """Restore the names that files of the log and the index have lost in a crash.
 
@@ -99,8 +110,17 @@ def restore_names(layout: StoreLayout, disk: Disk) -> None:
     and its messages would count as lost. At its end, the function removes all second names.
     Otherwise, a file that a recovery moves to quarantine would be restored later.
     """
-    root = Path(layout.root)
-    NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / store_files.INDEX])
+    NameGuard(disk).restore(_named_folders(Path(layout.root), layout.log_folders))
+
+
+def discard_names(root: Path, log_folders: LogFolders, disk: Disk) -> None:
+    """Remove the second names of a store that needs no recovery, without restoring files.
+
+    A sound store lacks no file. So a file that has only a second name belongs to another state of
+    the store, or to another store: for example, the user has put back the store's files from a
+    backup, but has kept `.logquarry/`. Such a file is moved to quarantine.
+    """
+    NameGuard(disk).discard(_named_folders(root, log_folders), keeps_lost=True)
 
 
 def check_places(root: Path) -> None:

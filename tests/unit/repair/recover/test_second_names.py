@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,3 +43,68 @@ def test_a_plan_refuses_what_is_not_a_folder_of_names(tmp_path: Path, name: str,
         f".logquarry/{name}"
     ]
     assert facts(tmp_path) == before
+
+
+def _other_days(tmp_path: Path) -> tuple[Path, Path]:
+    """A store that was shut down cleanly, and a copy of it that was made while it was open later.
+    The copy has second names of log files that the first store does not have.
+    """
+    store, later = tmp_path / "store", tmp_path / "later"
+    _put(store, 6)
+    shutil.copytree(store, tmp_path / "sound")
+    with opened(store) as made:
+        for number in range(40):
+            made.put(lq.Message("t", b"later%d " % number * 200, keys=f"l{number}"))
+        made.wait_dispatched()
+        shutil.copytree(store, later)
+    return tmp_path / "sound", later
+
+
+def _put(root: Path, count: int) -> None:
+    with opened(root) as made:
+        for number in range(count):
+            made.put(lq.Message("t", b"text%d " % number * 200, keys=f"k{number}"))
+
+
+def _bodies(root: Path) -> list[bytes]:
+    with lq.MessageStore.open(root, config=config()) as store:
+        return [message.body for message in store.scan()]
+
+
+@pytest.mark.parametrize("by", ["an opening", "recover"])
+def test_second_names_of_another_day_are_not_restored(tmp_path: Path, by: str) -> None:
+    """The user put back the files of an older backup, but kept `.logquarry/names/`."""
+    sound, later = _other_days(tmp_path)
+    shutil.rmtree(sound / ".logquarry/names", ignore_errors=True)
+    shutil.copytree(later / ".logquarry/names", sound / ".logquarry/names")
+    lost = {path.name for path in (sound / ".logquarry/names/commitlog").iterdir()}
+    files = {path.name for path in (sound / "commitlog").iterdir()}
+    assert lost - files
+    before = _bodies(sound)
+    if by == "recover":
+        assert not recover(sound, apply=True, config=config()).applied
+    else:
+        lq.MessageStore.open(sound, mode="rw", config=config()).close()
+    assert _bodies(sound) == before
+    assert {path.name for path in (sound / "commitlog").iterdir()} == files
+    assert not verify(sound, config=config()).findings
+    aside = sound / ".logquarry/quarantine/names/commitlog"
+    assert {path.name for path in aside.iterdir()} >= {
+        name for name in lost - files if any((later / "commitlog" / name).read_bytes())
+    }
+
+
+def test_a_file_of_another_size_is_not_restored(tmp_path: Path) -> None:
+    """After a crash, names of a store with other file sizes do not enter the log."""
+    with opened(tmp_path) as made:
+        made.put(lq.Message("t", b"body", keys="k"))
+    (tmp_path / "abort").touch()
+    names = tmp_path / ".logquarry/names/commitlog"
+    names.mkdir(parents=True, exist_ok=True)
+    (names / f"{1 << 30:020d}").write_bytes(b"other" * 100)
+    before = _bodies(tmp_path)
+    recover(tmp_path, apply=True, config=config())
+    assert _bodies(tmp_path) == before
+    assert [path.name for path in (tmp_path / "commitlog").iterdir()] == [f"{0:020d}"]
+    assert not verify(tmp_path, config=config()).findings
+    assert (tmp_path / f".logquarry/quarantine/names/commitlog/{1 << 30:020d}").exists()
