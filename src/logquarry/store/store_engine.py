@@ -45,13 +45,13 @@ from logquarry.read.log_queues import QueueKey, is_lmq
 from logquarry.repair.recover import open_check
 from logquarry.repair.recover.apply import apply_safe, note_end
 from logquarry.repair.recover.loss import require_consent
+from logquarry.repair.recover.recover import settle_names
 from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.recover.store_folders import (
     check_config_links,
     check_entries,
     check_places,
     discard_names,
-    restore_names,
 )
 from logquarry.store.load.loading import Loads, pending_load
 from logquarry.store.load.segment import StagedWriter
@@ -179,7 +179,7 @@ class StoreEngine:
             # that were read.
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root, config)
-            restore_names(StoreLayout.open(root, config), self.disk)
+            settle_names(StoreLayout.open(root, config), config, self.disk)
             plan = plan_safe(root, config)
             require_consent(plan.root, plan.loss, accept_loss)
             for line in plan.summary():

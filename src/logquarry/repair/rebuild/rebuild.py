@@ -80,10 +80,10 @@ from logquarry.repair.rebuild.other_queues import (
 from logquarry.repair.rebuild.queue_files import BuiltQueue, OldQueues, QueueFiles
 from logquarry.repair.recover.apply import note_end
 from logquarry.repair.recover.loss import LossSearch, missing_files, require_consent
+from logquarry.repair.recover.recover import settle_names
 from logquarry.repair.recover.store_folders import (
     check_file_size,
     check_log,
-    restore_names,
     sync_files,
 )
 from logquarry.systems import folders_below
@@ -193,7 +193,7 @@ def rebuild(
                 raise
     lock = StoreLock(disk, root)
     try:
-        restore_names(layout, disk)
+        settle_names(layout, settings, disk)
         return work.run(progress)
     finally:
         lock.release()

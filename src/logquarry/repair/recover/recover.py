@@ -113,10 +113,7 @@ def recover(
     try:
         check_entries(root, settings)
         bring_out_cut_off(root, disk)
-        if _lacks_files(layout, mode, settings):
-            restore_names(layout, disk)
-        else:
-            discard_names(root, layout.log_folders, disk)
+        settle_names(layout, settings, disk)
         plan = _planned(root, mode, settings, progress)
         _require_possible(plan, accept_loss)
         if plan.is_needed:
@@ -129,13 +126,20 @@ def recover(
     return plan
 
 
-def _lacks_files(layout: StoreLayout, mode: RecoveryMode, config: StoreConfig) -> bool:
-    """Whether files of a store may have only their second names."""
+def settle_names(layout: StoreLayout, config: StoreConfig, disk: Disk) -> None:
+    """Restore lost files from their second names if the store lacks files; else remove the names.
+
+    The caller must hold the store's lock.
+    """
     root = Path(layout.root)
-    if layout.has_abort or not has_names(layout):
-        return True
-    plan = _planned(root, mode, config, None)
-    return plan.is_needed or plan.refused is not None
+    is_whole = not layout.has_abort and has_names(layout)
+    if is_whole:
+        plan = plan_safe(root, config)
+        is_whole = plan.refused is None and plan.loss is None
+    if is_whole:
+        discard_names(root, layout.log_folders, disk)
+    else:
+        restore_names(layout, disk)
 
 
 def _require_possible(plan: RecoveryPlan, accept_loss: int | None) -> None:
