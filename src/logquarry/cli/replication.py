@@ -260,7 +260,7 @@ def replicate(
     if broker is not None:
         # An opening reads from topics.json which topics have batch queues. A slave that gets the
         # log without topics.json would write simple queues for these topics.
-        with MessageStore.open(folder, config=settings, mode="rw") as opened:
+        with outcome.closing(StoreWriter.start(folder, config=settings)) as opened:
             _fetch_first(out, ConfigSync(opened, *broker, options=fetches))
     with (
         held() as waiting,

@@ -237,6 +237,11 @@ def _notes(found: Salvaged) -> list[str]:
     if plan.right_types:
         count = plural(len(plan.right_types), "wrong transaction type")
         lines.append(f"{count} corrected: the entries of the old queues show the messages")
+    if plan.displaced:
+        count = plural(len(plan.displaced), "message")
+        lines.append(
+            f"{count} saved from a wrong place in the log: the queues show the right place"
+        )
     if plan.ends:
         count = plural(plan.ends, "transaction end")
         lines.append(f"{count} whose half message is lost")

@@ -43,7 +43,7 @@ crc32_address = java.crc32_address
 _PIECE: Final = 1 << 20
 
 _AT_MAGIC: Final = frame.HEAD.offsets["magic"]
-_MAGIC: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in frame.MAGICS))
+MAGIC: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in frame.MAGICS))
 
 Rows = Int32
 
@@ -341,7 +341,7 @@ def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tup
             row,
         )
         return int(place), int(code)
-    for match in _MAGIC.finditer(window.data.data, start + _AT_MAGIC, stop + _AT_MAGIC + 3):
+    for match in MAGIC.finditer(window.data.data, start + _AT_MAGIC, stop + _AT_MAGIC + 3):
         position = match.start() - _AT_MAGIC
         code = check(window, position, row, check_crc=check_crc)
         if code in (REACHED_STOP, NEED_MORE):
@@ -407,7 +407,7 @@ def first_frames(view: FileView) -> Iterable[tuple[int, frame.Frame]]:
     stop = min(view.size, _SEARCHED, java.INT_MAX)
     data = view.window(0, stop)[:stop]
     position, count = 0, 0
-    while count < _MOST_FRAMES and (match := _MAGIC.search(data, position + _AT_MAGIC)):
+    while count < _MOST_FRAMES and (match := MAGIC.search(data, position + _AT_MAGIC)):
         position = match.start() - _AT_MAGIC
         if position + frame.HEAD.size > len(data):
             return

@@ -73,6 +73,7 @@ class StoreLayout:
     """The files of one store. A folder is listed when its files are used for the first time.
 
     Attributes:
+        open_view: opens a file; None for ``filesystem.open``.
         left_out: (topic, queue id) of queues that this layout does not list.
         writer_end: the log's end that a reader found while a writer had the store open, if stale
             frames follow this end; else None.
@@ -80,6 +81,7 @@ class StoreLayout:
 
     def __init__(self, filesystem: FileSystem, config: StoreConfig | None = None) -> None:
         self.filesystem = filesystem
+        self.open_view: Callable[[str], FileView] | None = None
         self.config = config or StoreConfig()
         self.writer_end: int | None = None
         self.left_out: Collection[tuple[str, int]] = ()
@@ -89,10 +91,8 @@ class StoreLayout:
         self.folders = present = frozenset(entry.name for entry in self._names if entry.is_dir)
         self.refresh()
         if store_files.SALVAGE in present:
-            raise StoreNotFound(
-                f"{filesystem.root}: an unfinished salvage is here: remove the folder and salvage "
-                "again"
-            )
+            words = "an unfinished salvage is here: remove the folder and salvage again"
+            raise StoreNotFound(f"{filesystem.root}: {words}")
         for name in (store_files.COMMIT_LOG, store_files.CONSUME_QUEUE):
             if name not in present:
                 store_files.require_target(filesystem, name)
@@ -166,7 +166,7 @@ class StoreLayout:
 
     def open_file(self, path: str) -> FileView:
         """Open a file below the root. Raises MisnamedFile for a log file with a wrong name."""
-        view = self.filesystem.open(path)
+        view = (self.open_view or self.filesystem.open)(path)
         folder, _, name = path.rpartition("/")
         is_log = folder == store_files.COMMIT_LOG and store_files.is_offset_name(name)
         if is_log and self._goes_by_names and contradicts_name(view, int(name)):

@@ -36,17 +36,10 @@ from logquarry.repair.audit.harmed_types import HarmedTypes, right_flags
 from logquarry.repair.audit.log import KnownBounds, LogAudit, are_stale_bytes, find_bounds
 from logquarry.repair.recover.loss import LossSearch, replaced_files
 from logquarry.repair.salvage import losses
+from logquarry.repair.salvage.displaced import Displaced, find_displaced, in_place
+from logquarry.repair.salvage.places import NewPlaces, Piece
 from logquarry.units import Progress
 from logquarry.write.queue_writer import QueuePart, parts_of, parts_with_copies
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Frames between two physical offsets of the old log; ``to`` is their new physical offset."""
-
-    start: int
-    stop: int
-    to: int
 
 
 @dataclass(slots=True)
@@ -99,6 +92,7 @@ class SalvagePlan:
         wrong_crcs: physical offsets of saved frames with a wrong property CRC.
         contradicted: physical offsets of saved frames whose tags or keys do not match their entries
             in the old queues and index.
+        displaced: the saved frames that lie at a wrong place in the old log.
         has_heads: whether the old log is a DLedger log, with a head before each frame.
         unproved_start: why messages before the log's start may be lost too, as text, or None.
     """
@@ -122,6 +116,7 @@ class SalvagePlan:
     ends: int = 0
     wrong_crcs: list[int] = field(default_factory=list)
     contradicted: list[int] = field(default_factory=list)
+    displaced: list[Displaced] = field(default_factory=list)
     has_heads: bool = False
     unproved_start: str | None = None
 
@@ -164,7 +159,13 @@ def plan_salvage(
     """Return the plan of a salvage. Raises CorruptStore if queue offsets are invalid and cannot be
     corrected.
     """
-    return _Planner(layout, include_stale, progress).plan()
+    planner = _Planner(layout, include_stale, progress)
+    plan, displaced = planner.plan(), planner.displaced
+    if displaced:
+        plan = _Planner(in_place(layout, displaced), include_stale, progress).plan()
+        saved = NewPlaces(plan.pieces).of(np.array([one.offset for one in displaced], np.int64))
+        plan.displaced = [displaced[at] for at in np.flatnonzero(saved >= 0).tolist()]
+    return plan
 
 
 class _Planner:
@@ -183,6 +184,8 @@ class _Planner:
         files = {
             key: queue for key, queue in self._queues.items() if not isinstance(queue, BatchQueue)
         }
+        self._files = files
+        self.displaced: list[Displaced] = []
         self._ids = HarmedIds(layout, files, files.get, is_3_1=self._config.is_3_1)
         self._types = HarmedTypes(layout, self._queues.get)
         self._properties = HarmedProperties(rules, self._queues.get)
@@ -225,6 +228,7 @@ class _Planner:
             self._stale(log.end)
             self._known_end = max(self._known_end, search.vouched_end())
         plan.lost = losses.lost_spans(self._layout, log.damage, log.end, self._known_end)
+        self.displaced = find_displaced(self._layout, self._config, self._files, plan.lost, log.end)
         tail = lost_tail(self._layout, log.latest_timestamp)
         if tail is not None and self._known_end <= log.end:
             # Only the checkpoint shows the loss, so its size is unknown.
@@ -440,24 +444,6 @@ class _Planner:
             for key, story in self._plan.queues.items()
         )
         return self._size if is_padded and self._start == 0 else 0
-
-
-class NewPlaces:
-    """Maps the physical offsets of frames in the old log to those in the new log."""
-
-    def __init__(self, pieces: list[Piece]) -> None:
-        ordered = sorted(pieces, key=lambda piece: piece.start)
-        self._starts = np.array([piece.start for piece in ordered], np.int64)
-        self._stops = np.array([piece.stop for piece in ordered], np.int64)
-        self._moves = np.array([piece.to - piece.start for piece in ordered], np.int64)
-
-    def of(self, places: Int64) -> Int64:
-        """Return the new physical offset of each frame; -1 if the frame is not saved."""
-        if not len(self._starts):
-            return np.full(len(places), -1, np.int64)
-        at = np.maximum(np.searchsorted(self._starts, places, "right") - 1, 0)
-        inside = (places >= self._starts[at]) & (places < self._stops[at])
-        return np.where(inside, places + self._moves[at], -1)
 
 
 def _is_queued(queue: Queue | None, place: int, offset: int) -> bool:

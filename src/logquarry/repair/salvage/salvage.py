@@ -148,6 +148,7 @@ class Salvaged:
             "ends_without_half": plan.ends,
             "wrong_property_crcs": plan.wrong_crcs,
             "contradicted": plan.contradicted,
+            "displaced": [one._asdict() for one in plan.displaced],
             "stale": {
                 **document(stale, ("messages", "bytes", "included")),
                 "moved_queue_offsets": stale.moved,

@@ -50,8 +50,10 @@ from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.harmed_types import right_flags
 from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.safe import plan_safe
+from logquarry.repair.salvage.displaced import in_place
 from logquarry.repair.salvage.losses import raised_from
-from logquarry.repair.salvage.plan import NewPlaces, Piece, SalvagePlan
+from logquarry.repair.salvage.places import NewPlaces, Piece
+from logquarry.repair.salvage.plan import SalvagePlan
 from logquarry.systems import held, read_file
 from logquarry.text import counted
 from logquarry.units import Progress, now_ms
@@ -320,7 +322,7 @@ class LogWriter:
     """Writes the log of the new store."""
 
     def __init__(self, layout: StoreLayout, plan: SalvagePlan, disk: Disk, root: Path) -> None:
-        self._layout = layout
+        self._layout = layout = in_place(layout, plan.displaced)
         self._plan = plan
         self._disk = disk
         self._root = root
