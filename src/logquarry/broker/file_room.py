@@ -72,7 +72,6 @@ class NewQueues:
         until a transaction is committed.
         """
 
-    @property
     def is_any_awaited(self) -> bool:
         """Whether there is a new queue to which a message was sent."""
         return bool(self._awaited)
