@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from pyarrow import fs as pafs
@@ -120,6 +121,22 @@ class OutputFolder:
         words = path.split("/")
         for count in range(len(words), -1, -1):
             sync_path(self._full("/".join(words[:count])))
+
+    def sync_new(self, before: Collection[str], path: str = "") -> Collection[str]:
+        """Sync each local file below ``path`` that is not in ``before``, and its folders.
+
+        Return all files below ``path``.
+        """
+        if not self.is_local or fcntl is None:
+            return before
+        found = set(self.files(path))
+        new = found.difference(before)
+        places = {str(place) for file in new for place in PurePosixPath(file).parents}
+        for place in (*new, *places):
+            # Another program can remove its files at any moment.
+            with suppress(FileNotFoundError):
+                sync_path(self._full(place))
+        return found
 
     def move(self, source: str, target: str) -> None:
         """Move a file; replace an existing target."""

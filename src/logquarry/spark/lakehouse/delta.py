@@ -3,6 +3,8 @@
 A commit of files stores the marks (see :mod:`.table`) as application transactions (``txn``
 actions), and Delta's checkpoints keep these transactions. If two concurrent commits change the same
 mark, Delta rejects one commit.
+
+`deltalake` syncs no file of a local table. So this module syncs the new files after each commit.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 _APP: Final = "logquarry:"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY: Final = "day"
+_LOG: Final = "_delta_log"
+"""Folder of a table's commits."""
 _FORGET: Final = "delta.setTransactionRetentionDuration"
 """Property of a table: time after which Delta drops the application transactions."""
 _INDEXED: Final = "delta.dataSkippingStatsColumns"
@@ -62,6 +66,7 @@ class Delta:
         check_location(folder, "deltalake")
         self.folder = folder
         self._options = dict(options or {}) or None
+        self._synced: Collection[str] = ()
 
     @property
     def name(self) -> str:
@@ -139,6 +144,7 @@ class Delta:
                 storage_options=self._options,
                 raise_if_key_not_exists=False,
             )
+        self._synced = self.folder.sync_new(self._synced, _LOG)
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
         from deltalake import CommitProperties, Transaction
@@ -163,6 +169,9 @@ class Delta:
                         custom_metadata=record, app_transactions=moved
                     ),
                 )
+            # The caller now removes its own record of this commit. The first call also syncs the
+            # commits of earlier exports, because a crashed export may not have synced its commit.
+            self._synced = self.folder.sync_new(self._synced, _LOG)
         except CommitFailedError as error:
             check_unmoved(self.name, _marks(self._there(), marks), before)
             raise CommitUnknown(self.name, error) from error
@@ -171,8 +180,11 @@ class Delta:
 
     def compact(self, target_size: int | None) -> dict[str, Any]:
         """Merge small files; return the metrics of `deltalake`."""
+        before = set(self.folder.files()) if self.folder.is_local else set()
         with self._our_errors():
-            return self._there().optimize.compact(target_size=target_size)
+            done = self._there().optimize.compact(target_size=target_size)
+        self.folder.sync_new(before)
+        return done
 
 
 def _marks(table: DeltaTable, names: Iterable[str]) -> dict[str, int]:

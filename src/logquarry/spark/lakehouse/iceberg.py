@@ -53,6 +53,7 @@ _FIRST_NUMBER: Final = 1
 """Sequence number of a table's first snapshot."""
 _COUNTS: Final = ("total", "added", "deleted")
 _LIBRARIES: Final = ("pyiceberg", "sqlalchemy", "requests", "pydantic", "pydantic_core")
+_SYNCED_FILES: Final = "logquarry.spark.lakehouse.synced_files.SyncedFiles"
 _TIMES: Final = ("store_timestamp", "timestamp")
 """Names of the column of the store timestamp: in a table with logquarry's columns, and in a table
 with Kafka's columns.
@@ -167,10 +168,13 @@ class Iceberg:
     def _catalog(self) -> Iterator[Catalog]:
         """Open the catalog; turn errors of its libraries into StoreUnavailable."""
         from pyiceberg.catalog import MetastoreCatalog, load_catalog
+        from pyiceberg.io import PY_IO_IMPL
 
         properties = dict(self._properties)
         try:
             catalog = load_catalog(properties.pop("name", "logquarry"), **properties)
+            if self._dest.is_local:
+                catalog.properties.setdefault(PY_IO_IMPL, _SYNCED_FILES)
             try:
                 if isinstance(catalog, MetastoreCatalog):
                     self._require_flat("this catalog")
@@ -270,6 +274,7 @@ class Iceberg:
                     added.append_data_file(_data_file(table, self.folder, file))
             try:
                 change.commit_transaction()
+                self._sync_catalog()
             except CommitFailedException:
                 raise
             except Exception as error:
@@ -326,8 +331,15 @@ class Iceberg:
                     for added in new:
                         swap.append_data_file(_data_file(table, self.folder, added))
                 change.commit_transaction()
+                self._sync_catalog()
 
         self._commit(commit, TableUnchanged)
+
+    def _sync_catalog(self) -> None:
+        # SQLite ends a commit with the removal of its journal, but does not sync this removal. If a
+        # power cut restored the journal, SQLite would undo the commit.
+        if self._file is not None:
+            self._dest.sync(CATALOG_FILE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
