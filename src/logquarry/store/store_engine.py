@@ -437,8 +437,7 @@ class StoreEngine:
             log_end = self.log.wrote_offset
             self.files.close()
             if self.files.keeps_tails:
-                # Bytes and queue entries of an earlier log may follow the log's end in the files,
-                # so save the end.
+                # Entries and bytes of an earlier log may follow the log's end, so save the end.
                 note_end(self.disk, self.root, log_end)
             if failure is not None:
                 return f"not all of the log is dispatched: {failure}"
@@ -461,8 +460,7 @@ def check_openable(root: Path, config: StoreConfig, accept_loss: int | None = No
     except BrokenLink:
         raise
     except StoreNotFound:
-        # The folder has no store yet, so it has no unsupported features. If the folder contains
-        # other files, check_folder below raises an error.
+        # A new store has no unsupported features. If there are other files, check_folder raises.
         is_new, unsupported = True, None
         has_property_crc = is_on(config, "enabledAppendPropCRC")
     else:
