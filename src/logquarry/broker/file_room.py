@@ -72,7 +72,7 @@ class NewQueues:
         until a transaction is committed.
         """
 
-    def is_any_awaited(self) -> bool:
+    def awaits_any(self) -> bool:
         """Whether there is a new queue to which a message was sent."""
         return bool(self._awaited)
 

@@ -359,7 +359,7 @@ class Transactions(Part):
                     await future
                 except LogquarryError as error:
                     raise refusal_of(error) from error
-                if state == "rollback" and core.new_queues.is_any_awaited():
+                if state == "rollback" and core.new_queues.awaits_any():
                     core.new_queues.rolled_back((await core.slow(read)).properties)
         request.reply()
 

@@ -72,12 +72,12 @@ def test_a_queue_is_awaited_until_its_last_message_has_failed() -> None:
         queues.require_room("t", 0)
     half = {"REAL_TOPIC": "t", "REAL_QID": "0"}
     queues.rolled_back(half)
-    assert queues.is_any_awaited(), "the other message can still open the files"
+    assert queues.awaits_any(), "the other message can still open the files"
     queues.rolled_back(half)
-    assert not queues.is_any_awaited()
+    assert not queues.awaits_any()
     queues.rolled_back(half)
     queues.rolled_back({"REAL_TOPIC": "t"})
-    assert not queues.is_any_awaited()
+    assert not queues.awaits_any()
 
 
 def test_a_rolled_back_transaction_takes_no_room(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_rolled_back_transaction_takes_no_room(tmp_path: Path) -> None:
         queues = broker.core.new_queues
         half = "TRAN_MSG\x01true\x02PGROUP\x01pg\x02UNIQ_KEY\x01u7"
         sent = (await client.send("new", b"x", f=4, i=half)).ext_fields
-        assert queues.is_any_awaited()
+        assert queues.awaits_any()
         end = {
             "producerGroup": "pg",
             "tranStateTableOffset": sent["queueOffset"],
@@ -93,7 +93,7 @@ def test_a_rolled_back_transaction_takes_no_room(tmp_path: Path) -> None:
             "commitOrRollback": 12,
         }
         assert (await client.ask(RequestCode.END_TRANSACTION, end)).code == 0
-        assert not queues.is_any_awaited()
+        assert not queues.awaits_any()
         assert (await client.ask(RequestCode.END_TRANSACTION, end)).code == 0
 
     play(scenario, tmp_path / "s")
