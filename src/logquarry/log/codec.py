@@ -400,12 +400,14 @@ def head_offset(view: FileView) -> int | None:
     return None if fields[1] == frame.MAGIC_BLANK or not any(head) else -1
 
 
-def first_frames(view: FileView) -> Iterable[tuple[int, frame.Frame]]:
-    """Yield the positions and frames of a file's first frames. The file may have a wrong name,
-    because a frame's PHYSICALOFFSET is not compared with the name.
+def first_frames(
+    view: FileView, start: int = 0, length: int = _SEARCHED
+) -> Iterable[tuple[int, frame.Frame]]:
+    """Yield the positions and frames of the first frames in a part of a file. The file may have a
+    wrong name, because a frame's PHYSICALOFFSET is not compared with the name.
     """
-    stop = min(view.size, _SEARCHED, java.INT_MAX)
-    data = view.window(0, stop)[:stop]
+    stop = min(view.size - start, length, java.INT_MAX)
+    data = view.window(start, stop)[:stop]
     position, count = 0, 0
     while count < _MOST_FRAMES and (match := MAGIC.search(data, position + _AT_MAGIC)):
         position = match.start() - _AT_MAGIC
@@ -414,7 +416,7 @@ def first_frames(view: FileView) -> Iterable[tuple[int, frame.Frame]]:
         told = frame.HEAD.struct.unpack_from(data, position)[6]
         found = frame.decode_at(data, position, base=told - position)
         if isinstance(found, frame.Frame):
-            yield position, found
+            yield start + position, found
             count += 1
             position += found.size
         else:

@@ -4,9 +4,10 @@ A file's name is the physical offset of its first byte. Each frame contains its 
 (PHYSICALOFFSET), so the right name of a file can be computed from its frames. Rules:
 
 - If the first frame agrees with the name, the name is right.
-- Otherwise the first whole frames with correct CRCs are read. The file offset that most of these
-  frames imply is right, so one damaged PHYSICALOFFSET does no harm. Stale frames (left by an
-  earlier truncation) imply the same file offset as the others.
+- Otherwise whole frames with correct CRCs are read at several positions. If at least two of them
+  agree with the name, the name is right, and the first frames are displaced. Otherwise the file
+  offset that most of these frames imply is right, so one damaged PHYSICALOFFSET does no harm. Stale
+  frames (left by an earlier truncation) imply the same file offset as the others.
 - A file without a frame keeps its name, unless another file needs that name.
 - If the frames of two files imply the same file offset, the file whose name is a different offset
   is a copy.
@@ -52,6 +53,9 @@ this number of frames contradict it. One frame is enough if a queue has the fram
 Likewise, the queues contradict a file only if at least this number of entries differ from its
 frames.
 """
+_PARTS: Final = 8
+_PART_BYTES: Final = 8 << 20
+"""If a file's first frame contradicts its name, frames are read at _PARTS positions of the file."""
 _CHUNK: Final = 1 << 20
 MOST_GAP: Final = 1 << 12
 """Maximum number of consecutive missing log files: 4 TiB with files of 1 GiB."""
@@ -262,13 +266,20 @@ class _Identification:
 
     def _vote(self, item: _Item, view: FileView) -> None:
         votes: defaultdict[int, list[Frame]] = defaultdict(list)
-        for position, found in first_frames(view):
+        # A displaced block at the start of a file can have frames of another file. So read frames
+        # at several positions. If enough frames agree with the name, the name is right.
+        read = dict(first_frames(view))
+        for part in range(1, _PARTS):
+            read.update(first_frames(view, part * view.size // _PARTS, _PART_BYTES))
+        for position, found in sorted(read.items()):
             base = found.physical_offset - position
             if 0 <= base <= LARGEST_BASE:
                 votes[base].append(found)
         if not votes:
             return
         base = max(votes, key=lambda one: (len(votes[one]), one == item.named))
+        if item.named is not None and len(votes.get(item.named, ())) >= _LEAST_FRAMES:
+            base = item.named
         item.base, item.frames = base, votes[base]
         doubtful = len(votes[base]) < _LEAST_FRAMES and self._may_be_right(item)
         if doubtful and self._agrees_with_queues(item) is not True:

@@ -18,6 +18,7 @@ from logquarry.repair.salvage.salvage import salvage_store
 from logquarry.repair.verification import verify_store
 from tests.helpers.command import run
 from tests.helpers.failing_disk import StoppedDisk
+from tests.helpers.files import overwrite
 from tests.helpers.hypothesis_profiles import costly
 from tests.helpers.small_store import bodies, config, opened
 
@@ -369,3 +370,36 @@ def test_bytes_without_frames_over_the_log_hide_no_message(store: Path, tmp_path
     found = salvage_store(StoreLayout.open(store), tmp_path / "new")
     assert found.is_whole
     assert found.plan.messages == COUNT
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+@pytest.mark.parametrize("size", [4_096, 12_288])
+def test_a_displaced_block_at_the_start_of_a_file_shows_no_wrong_name(
+    tmp_path: Path, size: int, *, is_swapped: bool
+) -> None:
+    """All the first frames of the file can be those of another file."""
+    root = tmp_path / "store"
+    with opened(root) as store:
+        for number in range(500):
+            store.put(lq.Message("t", b"%03d" % number))
+    with lq.MessageStore.open(root, config=config()) as store:
+        known = {one.physical_offset: one.body for one in store.scan()}
+    assert max(known) > 2 * SIZE
+    first, second = (root / "commitlog" / name_of(number) for number in (0, 1))
+    blocks = [path.read_bytes()[:size] for path in (first, second)]
+    overwrite(second, 0, blocks[0])
+    if is_swapped:
+        overwrite(first, 0, blocks[1])
+    names = StoreLayout.open(root, config()).by_content().log_names
+    assert names.are_right
+    assert not names.strangers
+    salvage_store(StoreLayout.open(root, config()), tmp_path / "new")
+    with lq.MessageStore.open(tmp_path / "new", config=config()) as store:
+        saved = bodies(store)
+    assert saved == sorted(saved)
+    # No frame that the block's end cuts can be saved.
+    lost = range(SIZE, SIZE) if is_swapped else range(SIZE, SIZE + size)
+    cut = [SIZE + size, *([size] if is_swapped else [])]
+    for at, body in known.items():
+        if at not in lost and not any(at < end <= at + 300 for end in cut):
+            assert body in saved
