@@ -3,8 +3,9 @@
 A disk or a driver that writes a block to a wrong place, or that swaps two blocks, displaces the
 frames in the block. Salvage saves a displaced frame if all these conditions are true:
 
-- The frame lies in a lost part of the log, or after the log's end. All bytes of its place, which
-  are the bytes that PHYSICALOFFSET and the frame's size name, lie in lost parts of the log.
+- The frame begins in a lost part of the log, in the properties of the frame before this part, or
+  after the log's end. All bytes of its place, which are the bytes that PHYSICALOFFSET and the
+  frame's size name, lie in lost parts of the log.
 - The queue that the frame names has the frame's entry: an entry at the frame's queue offset, with
   the frame's PHYSICALOFFSET, size and tags code. So salvage takes no frame of an earlier log or of
   another store, unless the message in the queue has the same values.
@@ -31,8 +32,9 @@ from logquarry.log import codec
 from logquarry.log.filesystem import FileView
 from logquarry.log.follow import Follower
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.readable import Unreadable
-from logquarry.log.store_files import StoreFile
+from logquarry.log.store_files import FileSequence, StoreFile
 from logquarry.log.walk import Span
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
@@ -43,6 +45,8 @@ from logquarry.write.queue_writer import parts_of
 
 _CHUNK: Final = 4 << 20
 _SECTOR: Final = 512
+_MOST_PROPERTIES: Final = (1 << 15) - 1
+"""Maximum length of a frame's properties: PROPERTIESLEN is a short."""
 
 
 class Displaced(NamedTuple):
@@ -77,18 +81,20 @@ def find_displaced(
     places = merged([(span.offset, span.end) for span in lost if span.length])
     if not places or log.has_heads:
         return []
+    frames = _Bytes(layout)
     follower = Follower(config.delay_levels_ms, keys=config.index_keys)
     found: dict[int, Displaced] = {}
-    for start, stop in merged([*places, (log_end, max(log_end, log.end))]):
-        for file in log.files:
-            first, last = max(start, file.base), min(stop, file.base + log.file_size)
-            for one in _frames(layout, file, (first, last), places) if first < last else ():
-                if (
-                    one.offset not in found
-                    and _is_continued(layout, one, max(log_end, places[-1][1]))
-                    and _has_entry(layout, follower, queues, config, one)
-                ):
-                    found[one.offset] = one
+    # No CRC covers the properties of the frame before a lost part. So a displaced block can begin
+    # in these properties.
+    parts = [(start - _MOST_PROPERTIES, stop) for start, stop in places]
+    for file, part in _by_file(log, merged([*parts, (log_end, max(log_end, log.end))])):
+        for one in _frames(layout, file, part, places):
+            if (
+                one.offset not in found
+                and _is_continued(frames, one, max(log_end, places[-1][1]))
+                and _has_entry(frames.of(one), follower, queues, config, one)
+            ):
+                found[one.offset] = one
     chosen: list[Displaced] = []
     for _, one in sorted(found.items()):
         place = log.at(one.offset)
@@ -96,6 +102,17 @@ def find_displaced(
         if fits and (not chosen or chosen[-1].end <= one.offset):
             chosen.append(one)
     return chosen
+
+
+def _by_file(log: FileSequence, ranges: Sequence[Range]) -> Iterator[tuple[StoreFile, Range]]:
+    """Yield the part of each file in each range of the log."""
+    for start, stop in ranges:
+        position = max(start, log.start)
+        while position < stop:
+            file, end = log.at(position), min(stop, log.next_boundary(position))
+            if file is not None:
+                yield file, (position, end)
+            position = end
 
 
 def _frames(
@@ -122,23 +139,33 @@ def _frames(
         position += length
 
 
-def _bytes(layout: StoreLayout, one: Displaced) -> memoryview:
-    """Return the bytes of a frame that no file's end cuts off."""
-    file = layout.commit_log.at(one.found_at)
-    assert file is not None
-    at = one.found_at - file.base
-    return layout.open_file(file.path).window(at, one.length)[: one.length]
+class _Bytes:
+    """Reads the bytes of displaced frames. The files stay open."""
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self.log = layout.commit_log
+        self._files = OpenFiles(layout)
+
+    def of(self, one: Displaced) -> memoryview:
+        """Return the bytes of a frame; fewer if the file's end cuts the frame off."""
+        return self.read(one.found_at, one.length, one.found_at)
+
+    def read(self, offset: int, length: int, found_at: int) -> memoryview:
+        """Return bytes from ``offset`` on, in the file with the frame that lies at ``found_at``."""
+        file = self.log.at(found_at)
+        assert file is not None
+        return self._files.read(file.path, offset - file.base, length)
 
 
-def _is_continued(layout: StoreLayout, one: Displaced, log_end: int) -> bool:
+def _is_continued(frames: _Bytes, one: Displaced, log_end: int) -> bool:
     """Whether the bytes after the frame continue the log after the frame's place."""
-    log = layout.commit_log
+    log = frames.log
     file, place = log.at(one.found_at), log.at(one.offset)
     assert file is not None
     if place is None:
         return False
     at = one.found_at - file.base + one.length
-    data = layout.open_file(file.path).window(at, frame.HEAD.size)[: frame.HEAD.size]
+    data = frames.read(file.base + at, frame.HEAD.size, one.found_at)
     if len(data) < frame.HEAD.size:
         return False
     size, magic, _, _, _, _, offset, *_ = frame.HEAD.struct.unpack_from(data, 0)
@@ -151,14 +178,13 @@ def _is_continued(layout: StoreLayout, one: Displaced, log_end: int) -> bool:
 
 
 def _has_entry(
-    layout: StoreLayout,
+    data: memoryview,
     follower: Follower,
     queues: Mapping[QueueKey, Queue],
     config: StoreConfig,
     one: Displaced,
 ) -> bool:
     """Whether the frame is sound, and its queue has its entry."""
-    data = _bytes(layout, one)
     if not isinstance(frame.decode_at(data, 0, base=one.offset), frame.Frame):
         return False
     found, _, _ = follower.follow(codec.Window.of(bytes(data), one.offset), one.length)
@@ -180,11 +206,21 @@ def in_place(layout: StoreLayout, frames: Sequence[Displaced]) -> StoreLayout:
     for one in frames:
         file = layout.commit_log.at(one.offset)
         assert file is not None
-        by_file.setdefault(file.path, (file.base, []))[1].append(one)
+        _, parts = by_file.setdefault(file.path, (file.base, []))
+        last = parts[-1] if parts else None
+        if last is not None and (last.end, last.found_at + last.length) == (
+            one.offset,
+            one.found_at,
+        ):
+            # Copy the frames of one block together.
+            parts[-1] = last._replace(length=last.length + one.length)
+        else:
+            parts.append(one)
+    found = _Bytes(layout)
 
     def open_view(path: str) -> FileView:
         view = layout.filesystem.open(path)
-        return _Patched(view, layout, *by_file[path]) if path in by_file else view
+        return _Patched(view, found, *by_file[path]) if path in by_file else view
 
     other = copy.copy(layout)
     other.open_view = open_view
@@ -194,12 +230,10 @@ def in_place(layout: StoreLayout, frames: Sequence[Displaced]) -> StoreLayout:
 class _Patched(FileView):
     """A log file with displaced frames at their places. Each window is a copy."""
 
-    def __init__(
-        self, view: FileView, layout: StoreLayout, base: int, frames: list[Displaced]
-    ) -> None:
+    def __init__(self, view: FileView, found: _Bytes, base: int, frames: list[Displaced]) -> None:
         self.path, self.size = view.path, view.size
         self._view = view
-        self._layout = layout
+        self._found = found
         self._base = base
         self._frames = frames
 
@@ -214,12 +248,14 @@ class _Patched(FileView):
     def window(self, start: int, length: int) -> memoryview:
         data = bytearray(self._view.window(start, length)[:length])
         end = self._base + start + len(data)
-        for one in self._frames[self._first(start) :]:
+        for number in range(self._first(start), len(self._frames)):
+            one = self._frames[number]
             if one.offset >= end:
                 break
             at = one.offset - self._base - start
             first, stop = max(0, at), min(at + one.length, len(data))
-            data[first:stop] = _bytes(self._layout, one)[first - at : stop - at]
+            piece = self._found.read(one.found_at + first - at, stop - first, one.found_at)
+            data[first : first + len(piece)] = piece
         return memoryview(data).toreadonly()
 
     def next_data(self, position: int) -> int:
