@@ -50,8 +50,8 @@ NotedEntries = Mapping[QueueKey, Mapping[int, QueueEntry]]
 _MOST_NEIGHBOURS: Final = 16
 """Maximum number of entries to read on each side of an entry."""
 _MOST_SEARCHED: Final = 1 << 24
-"""Maximum work of one audit, in entries. Only the frames of a large queue without files, in a topic
-with many queues, need more.
+"""Maximum work of one audit, in entries. These frames can need more: those of a large queue without
+files in a topic with many queues, and a queue's first or last message in a large log.
 """
 _SEARCH: Final = 64
 _READ: Final = 256
@@ -214,11 +214,15 @@ class HarmedIds:
         """Whether a frame of the log names a queue and a queue offset. ``near`` contains the
         physical offsets of messages of the queue before and after this queue offset; None if
         unknown. If the search needs too much work, return True.
+
+        Without one of these offsets, the search can read the whole log. So a search may use only
+        half of the remaining work, because later searches can be short.
         """
         start, stop = near
         if start is not None and stop is not None and start > stop:
             # The topic was deleted and created again.
             start = stop = None
+        most = (self._searched + _MOST_SEARCHED) // 2
         reader = LogReader(self._layout, check_crc=False)
         for event in reader.events(start, stop):
             if not isinstance(event, Run):
@@ -230,7 +234,7 @@ class HarmedIds:
                 frame = self._log.sound_frame_at(place, check_crc=False)
                 if frame is not None and frame.queue_key == key:
                     return True
-            if self._searched >= _MOST_SEARCHED:
+            if self._searched >= most:
                 return True
         return False
 
