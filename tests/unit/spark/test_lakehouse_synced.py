@@ -86,3 +86,26 @@ def test_the_catalog_keeps_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # Without a sync of the folder after the commit, a power cut could restore SQLite's journal,
     # and the journal would undo the commit. The last commit writes one metadata file.
     assert events[-4:] == ["commit", "sync", "sync", "end"]
+
+
+def test_an_export_syncs_no_commit_before_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deltalake import DeltaTable
+
+    store, lake = tmp_path / "store", Lake("delta", tmp_path / "table")
+    for number in range(3):
+        put(store, *numbers(number, number + 1))
+        lake.export(store)
+    log = lake.dest / "_delta_log"
+    DeltaTable(lake.dest).create_checkpoint()
+    put(store, *numbers(3, 4))
+    lake.export(store)
+    before = {path.name for path in log.glob("*.json")}
+    put(store, *numbers(4, 5))
+    synced = Synced(monkeypatch)
+    lake.export(store)
+    # The commits have the versions 0 to 5. Readers need version 3 of the checkpoint, and what
+    # follows; a crashed export may not have synced version 4.
+    missing = {path.name for path in synced.missing(log)}
+    assert missing == {f"{version:020}.json" for version in range(3)} < before

@@ -44,6 +44,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY: Final = "day"
 _LOG: Final = "_delta_log"
 """Folder of a table's commits."""
+_CHECKPOINT: Final = ".checkpoint."
 _FORGET: Final = "delta.setTransactionRetentionDuration"
 """Property of a table: time after which Delta drops the application transactions."""
 _INDEXED: Final = "delta.dataSkippingStatsColumns"
@@ -66,7 +67,7 @@ class Delta:
         check_location(folder, "deltalake")
         self.folder = folder
         self._options = dict(options or {}) or None
-        self._synced: Collection[str] = ()
+        self._synced: Collection[str] | None = None
 
     @property
     def name(self) -> str:
@@ -144,7 +145,7 @@ class Delta:
                 storage_options=self._options,
                 raise_if_key_not_exists=False,
             )
-        self._synced = self.folder.sync_new(self._synced, _LOG)
+        self._sync_log()
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
         from deltalake import CommitProperties, Transaction
@@ -169,14 +170,29 @@ class Delta:
                         custom_metadata=record, app_transactions=moved
                     ),
                 )
-            # The caller now removes its own record of this commit. The first call also syncs the
-            # commits of earlier exports, because a crashed export may not have synced its commit.
-            self._synced = self.folder.sync_new(self._synced, _LOG)
+            self._sync_log()  # The caller now removes its own record of this commit.
         except CommitFailedError as error:
             check_unmoved(self.name, _marks(self._there(), marks), before)
             raise CommitUnknown(self.name, error) from error
         except (StoreUnavailable, OSError) as error:
             raise CommitUnknown(self.name, error) from error
+
+    def _sync_log(self) -> None:
+        """Sync the new files in the folder of the commits.
+
+        The first call also syncs the files of earlier exports, because a crashed export may not
+        have synced its commit. Readers of the table do not need the commits before the newest
+        checkpoint, so the first call omits these commits: to sync a file takes milliseconds, and a
+        table can have thousands of commits.
+        """
+        if not self.folder.is_local:
+            return
+        if self._synced is None:
+            # The name of a commit or checkpoint begins with its version, padded with zeros.
+            found = set(self.folder.files(_LOG))
+            newest = max((file for file in found if _CHECKPOINT in file), default="")
+            self._synced = {file for file in found if file < newest.partition(_CHECKPOINT)[0]}
+        self._synced = self.folder.sync_new(self._synced, _LOG)
 
     def compact(self, target_size: int | None) -> dict[str, Any]:
         """Merge small files; return the metrics of `deltalake`."""
