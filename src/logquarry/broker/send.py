@@ -189,7 +189,7 @@ class Sending(Part):
         """Return the topic of a message to put.
 
         Create a missing topic if the options allow it. A retry or dead letter topic is always
-        created. Raise Refused if the topic stays missing, or if clients must not send to it.
+        created. Raise Refused if the topic cannot be created, or if clients must not use it.
         """
         core = self._core
         name: str = fields["topic"]

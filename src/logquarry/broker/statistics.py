@@ -3,8 +3,9 @@ hour and day.
 
 The counts have the names that RocketMQ gives them (``BrokerStatsManager``). The key of a TOPIC_*
 count is a topic. The key of a GROUP_* or SNDBCK_* count is topic@group. The key of a BROKER_* count
-is the cluster's name. Some tools fail if the answer to ``getRuntimeInfo`` lacks a name. So the
-answer contains all names of RocketMQ 4.9, even those for which the broker has no real number.
+is the cluster's name. Some tools fail if the answer to ``getRuntimeInfo`` lacks one of the
+counts. So the answer contains all counts of RocketMQ 4.9, even those that this broker does not
+measure.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class AllocateMappedFileService(Service):
         handed = self._handed
         if handed is not None:
             if handed.path.name == path.name:
-                # Ctrl-C interrupted the last call after the call had taken this file.
+                # The last call had already chosen this file when Ctrl-C interrupted the call.
                 return handed.made
             self._requests.pop(handed.path.name, None)
         with self._change:

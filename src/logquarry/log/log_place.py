@@ -85,8 +85,8 @@ class LogPlace:
     """The place of a log that is completely or partly outside ``commitlog/``.
 
     ``evidence`` lists the folders, files or settings from which ``feature`` was inferred. The error
-    message contains ``reason``, a clause, and ``advice``, the next step (None: the usual next step
-    for the feature).
+    message contains ``reason`` and ``advice``. ``reason`` is a clause. ``advice`` is the next step;
+    None stands for the usual next step for the feature.
     """
 
     feature: str

@@ -330,7 +330,7 @@ class ReadableMap:
         return min(min(ends) * CHUNK, self._size) if ends else self._size
 
     def good_start(self, position: int) -> int:
-        """Return the lowest position from which all chunks up to a position are known to be
+        """Return the lowest start of a range that ends at ``position`` and is known to be
         readable.
         """
         chunk = position // CHUNK

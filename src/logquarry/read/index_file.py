@@ -115,10 +115,9 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
         yield from map(from_last_word, _words_with(data, header.end_offset))
 
     yield from (slots for slots in guesses() if 1 <= slots <= most)
-    # A file usually has at least as many slots as the header counts used slots, so search these
-    # numbers first. But the real number of slots can be smaller than this count, because RocketMQ
-    # before 4.7 counted keys in this field, and a later version continues to count from that
-    # number.
+    # The header counts used slots. Usually, the number of slots is not smaller than this count, so
+    # search from the count on first. But the number can be smaller, because RocketMQ before 4.7
+    # counted keys in this field, and a later version continues to count from that number.
     stop = most + 1
     for least in (header.slots_used, 1):
         first = max(1, min(least, most))

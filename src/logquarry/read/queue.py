@@ -422,7 +422,7 @@ class ConsumeQueue(FileQueue):
         return (index, written) if written else (max(0, len(self.files) - 3), 0)
 
     def _written(self, index: int) -> int:
-        """Return how many entries a file has. Files before the last one with entries are full."""
+        """Return how many entries a file has. If a later file has entries, the file is full."""
         tail, count = self._tail_position()
         if index == tail:
             return count

@@ -217,9 +217,9 @@ class Known(NamedTuple):
     ``checks`` are contents of the file ``timercheck`` at different times. If a message was in the
     wheel when one of them was written, and its slot is before the read time in this content, the
     message was delivered. ``delivered`` has further queue offsets of delivered messages. No message
-    with a queue offset before ``first`` waits. The caller knows every delivery whose copy is before
-    the physical offset ``since`` (None: no such offset is known). For a message that was in the
-    wheel, the caller knows the delivery if the copy is before the physical offset ``wheel_since``.
+    with a queue offset before ``first`` waits. If ``since`` is not None, the caller knows every
+    delivery whose copy lies before this physical offset. For a message that was in the wheel, the
+    caller knows the delivery if the copy is before the physical offset ``wheel_since``.
     """
 
     checks: Sequence[TimerCheck] = ()

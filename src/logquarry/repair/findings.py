@@ -185,11 +185,11 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "index_missing": _note(
         "messages have keys, but there is no index",
-        "`rebuild --index`, if queries by key must find messages",
+        "`rebuild --index`, so that queries by key find the messages",
     ),
     "index_gap": _note(
         "the index lacks keys of messages that are older than the last message in the index",
-        "`rebuild --index`, if queries by key must find all messages",
+        "`rebuild --index`, so that queries by key find all messages",
     ),
     "index_behind": _note(
         "the index lacks the keys of the last messages", "nothing: the next writer adds the keys"

@@ -191,7 +191,7 @@ class LogDiff:
         file_a, file_b = _file_at(self._a, start), _file_at(self._b, start)
         if file_a is None or file_b is None:
             missing: Side = "a" if file_a is None else "b"
-            # A file that both logs lack does not count as a difference.
+            # If neither log has a file for this part, that is not a difference.
             if name := file_a or file_b:
                 self.parts.append(LogPart(name, start, stop - start, stop - start, start, missing))
                 self.divergence = self.divergence or self._divergence(start)

@@ -107,8 +107,8 @@ class MessageStore(StoreReads):
                 name).
             storage_options: options of the file system, if ``path`` is a URL.
             accept_loss: if opening with ``"rw"`` needs a recovery, the number of message bytes that
-                the recovery may lose. Without this argument, a recovery may lose only a small share
-                of the messages on the disk.
+                the recovery may lose. Without this argument, the opening refuses a recovery
+                that would lose more than a small share of the messages.
 
         Raises:
             StoreNotFound: if there is no store at ``path``, or, with ``"rw"``, if the folder

@@ -403,7 +403,7 @@ class CommitLogWriter(LogAppender):
         if wire is not None:
             if type(wire) is not bytes or type(body) is not bytes or body:
                 return None
-            # A batch that has shared properties, a delay or WAIT is not common.
+            # The fast path takes no batch that has shared properties, a delay or WAIT.
             if not (tags is None and keys is None and text is None and fields[5] is None):
                 return None
             if fields[7] or not fields[8]:

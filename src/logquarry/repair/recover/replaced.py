@@ -154,7 +154,7 @@ class ReplacedFiles:
         return held
 
     def _is_replaced(self, places: list[int], stop: int) -> bool:
-        """Whether the queues lack the entries of at least half of the frames after some places."""
+        """Whether at least half of the frames after ``places`` have no entry in the queues."""
         counts = {True: Counter[bool](), False: Counter[bool]()}
         for place in places:
             for key, is_queued in self._judged(place, stop):

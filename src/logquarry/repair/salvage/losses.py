@@ -491,7 +491,7 @@ class StoreTimes:
 
 
 def raised_from(last: int, times: Int64) -> Int64:
-    """Replace each time that is lower than the previous time by the previous time. ``last`` is the
+    """Return the times, but raise each one to the time before it if it is lower. ``last`` is the
     time before the first time in ``times``.
     """
     found: Int64 = np.maximum.accumulate(np.append(last, times))[1:]

@@ -345,7 +345,7 @@ class Run:
     def tell(self, marks: Marks, table_id: str | None, *, is_on_its_way: bool = True) -> None:
         """Update the note with the marks that the commit will set; call just before the commit.
 
-        `is_on_its_way` is whether the catalog can receive the commit from now on.
+        `is_on_its_way` says whether the catalog can receive the commit at any time after this call.
         """
         path = self._note(self.name)
         document = {
