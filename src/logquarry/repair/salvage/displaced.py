@@ -27,6 +27,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from logquarry.config import StoreConfig
+from logquarry.errors import StoreNotFound
 from logquarry.format import frame
 from logquarry.log import codec
 from logquarry.log.filesystem import FileView
@@ -88,7 +89,8 @@ def find_displaced(
     # in these properties.
     parts = [(start - _MOST_PROPERTIES, stop) for start, stop in places]
     for file, part in _by_file(log, merged([*parts, (log_end, max(log_end, log.end))])):
-        for one in _frames(layout, file, part, places):
+        view = frames.view(file)
+        for one in _frames(view, file, part, places) if view is not None else ():
             if (
                 one.offset not in found
                 and _is_continued(frames, one, max(log_end, places[-1][1]))
@@ -98,7 +100,9 @@ def find_displaced(
     chosen: list[Displaced] = []
     for _, one in sorted(found.items()):
         place = log.at(one.offset)
-        fits = place is not None and one.end <= place.base + min(place.size, log.file_size)
+        if place is None or frames.view(place) is None:
+            continue
+        fits = one.end <= place.base + min(place.size, log.file_size)
         if fits and (not chosen or chosen[-1].end <= one.offset):
             chosen.append(one)
     return chosen
@@ -116,10 +120,9 @@ def _by_file(log: FileSequence, ranges: Sequence[Range]) -> Iterator[tuple[Store
 
 
 def _frames(
-    layout: StoreLayout, file: StoreFile, part: Range, places: list[Range]
+    view: FileView, file: StoreFile, part: Range, places: list[Range]
 ) -> Iterator[Displaced]:
     """Yield the frames in a part of a file whose places lie in ``places``. Checks no CRC."""
-    view = layout.open_file(file.path)
     head = frame.HEAD.size
     position, stop = part[0] - file.base, min(part[1] - file.base, view.size)
     while (position := view.next_data(position)) < stop:
@@ -145,6 +148,13 @@ class _Bytes:
     def __init__(self, layout: StoreLayout) -> None:
         self.log = layout.commit_log
         self._files = OpenFiles(layout)
+
+    def view(self, file: StoreFile) -> FileView | None:
+        """Open a whole file; None if it cannot be opened. The salvage reports such a file."""
+        try:
+            return self._files.view(file.path)
+        except StoreNotFound:
+            return None
 
     def of(self, one: Displaced) -> memoryview:
         """Return the bytes of a frame; fewer if the file's end cuts the frame off."""
