@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,25 @@ def test_a_slave_that_ends_when_it_has_the_whole_log(tmp_path: Path) -> None:
         result = run("replicate", address, "--into", tmp_path / "s", *options, code=4)
     check(result.stderr, tmp_path / "s")
     assert "has the master's log" not in result.stderr
+
+
+def test_an_interrupt_during_the_close(
+    tmp_path: Path, put_in: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: Disk, path: Path) -> None:
+        if path.name == "abort":
+            signal.raise_signal(signal.SIGINT)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        unlink(self, path)
+
+    unlink = Disk.unlink
+    with opened(tmp_path / "m") as store:
+        fill(store, 1)
+    monkeypatch.setattr(Disk, "unlink", failing)
+    check(put_in(write(tmp_path / "a.jsonl", line()), code=4).stderr, tmp_path / "store")
+    with serving(tmp_path / "m") as address:
+        words = ["--into", tmp_path / "s", "--from", 0, "--once"]
+        check(run("replicate", address, *words, code=4).stderr, tmp_path / "s")
 
 
 @pytest.mark.usefixtures("keeps_abort", "interrupted")

@@ -155,8 +155,8 @@ def broker(
     )
     served = Broker(store, options=serves, config=options.store_config(config))
     with (
-        held() as waiting,
         outcome.clean_end(store or "", lambda: served.close_problem),
+        held() as waiting,
         asyncio.Runner(loop_factory=new_event_loop) as runner,
     ):
         runner.run(_serve(out, waiting, store, served, metrics_at))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from logquarry.ingest.importing import Imported
     from logquarry.ingest.rows import Source
     from logquarry.store.message_store import StoreWriter
+    from logquarry.systems import Held
 
 
 @click.command(name="import")
@@ -111,11 +112,8 @@ def _run(
     skip: int,
 ) -> None:
     from logquarry.ingest.importing import check_source, import_source
-    from logquarry.systems import held
 
-    # Delay Ctrl-C until the store has all messages of the current part of SRC: otherwise the number
-    # of imported messages would be wrong.
-    with held() as waiting, _opened(store, settings, imported) as opened:
+    with _opened(store, settings, imported) as (waiting, opened):
         opened.free_room_at_close()
         with out.progress("checking", in_bytes=True) as progress:
             checked = check_source(opened, source, progress=progress, pause=waiting.check)
@@ -137,16 +135,17 @@ def _run(
 
 
 @contextmanager
-def _opened(store: str, settings: Any, imported: Imported) -> Iterator[StoreWriter]:
+def _opened(store: str, settings: Any, imported: Imported) -> Iterator[tuple[Held, StoreWriter]]:
     """Context manager: open a store, close it, and note whether all messages are synced."""
-    from logquarry.store.message_store import StoreWriter
-
-    opened = StoreWriter.start(store, config=settings)
+    opened: StoreWriter | None = None
     try:
-        with outcome.closing(opened):
-            yield opened
+        # Delay Ctrl-C until the store has all messages of the current part of SRC: otherwise the
+        # number of imported messages would be wrong.
+        with outcome.writing(store, settings) as (waiting, opened):
+            yield waiting, opened
     finally:
-        imported.is_synced = opened.stats().flush_behind == 0
+        if opened is not None:
+            imported.is_synced = opened.stats().flush_behind == 0
 
 
 def _report(

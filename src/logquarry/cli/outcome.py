@@ -27,6 +27,7 @@ from logquarry.errors import (
     UnsupportedStore,
     UsageError,
 )
+from logquarry.systems import Held, held
 
 if TYPE_CHECKING:
     from logquarry.cli.output import Output
@@ -205,6 +206,25 @@ def closing(store: StoreWriter) -> Iterator[StoreWriter]:
     """Context manager: close a store; see :func:`clean_end`."""
     with clean_end(store.root, lambda: store.close_problem), store:
         yield store
+
+
+@contextmanager
+def writing(store: str, config: StoreConfig | None) -> Iterator[tuple[Held, StoreWriter]]:
+    """Context manager: open a store for writing, hold back interrupts, and close the store; see
+    :func:`clean_end`.
+    """
+    from logquarry.store.message_store import StoreWriter
+
+    known: StoreWriter | None = None
+    # An interrupt that arrives while the store closes is raised after the close. So the outermost
+    # context manager must report a shutdown that was not clean.
+    with (
+        clean_end(store, lambda: None if known is None else known.close_problem),
+        held() as waiting,
+        StoreWriter.start(store, config=config) as opened,
+    ):
+        known = opened
+        yield waiting, opened
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from logquarry.cli import options, outcome
 from logquarry.cli.output import Output
 from logquarry.errors import ReplicationError, StoreUnavailable, UsageError
 from logquarry.format import java
-from logquarry.systems import Held, held, is_locked
+from logquarry.systems import Held, is_locked
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
@@ -263,8 +263,7 @@ def replicate(
         with outcome.closing(StoreWriter.start(folder, config=settings)) as opened:
             _fetch_first(out, ConfigSync(opened, *broker, options=fetches))
     with (
-        held() as waiting,
-        outcome.closing(StoreWriter.start(folder, config=settings)) as opened,
+        outcome.writing(folder, settings) as (waiting, opened),
         HaSlave(opened, host, port, options=follows) as slave,
         ExitStack() as besides,
     ):
@@ -432,7 +431,6 @@ def serve_master(
     from logquarry.protocol.ha_messages import TransferLimits
     from logquarry.replication import ConfigServer, ConfigServerOptions, HaMaster, MasterOptions
     from logquarry.replication.wire import Surroundings
-    from logquarry.store.message_store import StoreWriter
 
     settings = options.store_config(config) or StoreConfig()
     if settings.broker_role == "SLAVE":
@@ -455,8 +453,7 @@ def serve_master(
     for address in filter(None, ((host, port), asked_at)):
         Surroundings().listen(*address).close()
     with (
-        held() as waiting,
-        outcome.closing(StoreWriter.start(store, config=settings)) as opened,
+        outcome.writing(store, settings) as (waiting, opened),
         HaMaster(opened, host, port, options=serves) as master,
         ExitStack() as besides,
     ):
