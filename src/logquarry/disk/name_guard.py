@@ -13,7 +13,7 @@ import filecmp
 import logging
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -143,11 +143,10 @@ class NameGuard:
         """
         back = []
         expired = self._expired(folders)
-        foreign = self._of_other_size(folders)
+        for path in sorted(self._of_other_size(folders)):
+            self._set_aside(path)
         for folder in folders:
             second = links_of(folder)
-            for path in sorted(foreign & {folder / name for name in self._disk.names_in(second)}):
-                self._set_aside(path)
             named = _files_in(folder)
             self._paths = tuple(
                 folder / name
@@ -161,9 +160,10 @@ class NameGuard:
     def discard(self, folders: Sequence[Path], *, keeps_lost: bool = False) -> None:
         """Remove all second names durably, without restoring files.
 
-        In a copy of an open store, a second name can be a file of its own (``cp -r`` copies each
-        hard link). If this file differs from the file with the first name, it can contain messages
-        that no other file has, so it is moved to quarantine. With ``keeps_lost``, a file that is
+        In a copy of an open store, the two names can belong to two files, because ``cp -r`` copies
+        each hard link as a separate file. If the file with the second name differs from the file
+        with the first name, it can contain messages that no other file has. So it is moved to
+        quarantine. With ``keeps_lost``, a file that is
         not empty, and has only a second name, is moved to quarantine too, except files that
         retention has deleted.
         """
@@ -185,6 +185,20 @@ class NameGuard:
         folder = quarantine(path.parent.parent, _NAMES, path.parent.name)
         self._disk.set_aside(link_of(path), folder)
 
+    def _log_names(self, folders: Iterable[Path]) -> Iterator[tuple[Path, bool, int | None]]:
+        """Yield all first and second names of log files.
+
+        Yield the path of the file's first name, whether this is the second name, and the size of
+        the file (None if the file cannot be read).
+        """
+        for folder in folders:
+            for place in (folder, links_of(folder)):
+                for name in filter(is_offset_name, self._disk.names_in(place)):
+                    size = None
+                    with contextlib.suppress(OSError):
+                        size = (place / name).stat().st_size
+                    yield folder / name, place != folder, size
+
     def _of_other_size(self, folders: Iterable[Path]) -> set[Path]:
         """Of the log files without a first name, return those that are larger or smaller than every
         log file with a first name. If only one file has a first name, this file can be too short
@@ -192,15 +206,13 @@ class NameGuard:
         """
         sizes: list[int] = []
         lost: dict[Path, int] = {}
-        for folder in folders:
-            for place in (folder, links_of(folder)):
-                for name in filter(is_offset_name, self._disk.names_in(place)):
-                    with contextlib.suppress(OSError):
-                        size = (place / name).stat().st_size
-                        if place == folder:
-                            sizes.append(size)
-                        elif not (folder / name).exists():
-                            lost[folder / name] = size
+        for path, is_second, size in self._log_names(folders):
+            if size is not None and not is_second:
+                sizes.append(size)
+            elif size is not None:
+                with contextlib.suppress(OSError):
+                    if not path.exists():
+                        lost[path] = size
         largest = sizes[0] if len(sizes) == 1 else math.inf
         return {
             path for path, size in lost.items() if sizes and size not in sizes and size < largest
@@ -214,19 +226,16 @@ class NameGuard:
         """
         lost: dict[int, Path] = {}
         found: list[int] = []
-        size = 0
-        for folder in folders:
-            for place in (folder, links_of(folder)):
-                for name in filter(is_offset_name, self._disk.names_in(place)):
-                    with contextlib.suppress(OSError):
-                        size = max(size, (place / name).stat().st_size)
-                    if place == folder:
-                        found.append(int(name))
-                    else:
-                        lost[int(name)] = folder / name
+        largest = 0
+        for path, is_second, size in self._log_names(folders):
+            largest = max(largest, size or 0)
+            if is_second:
+                lost[int(path.name)] = path
+            else:
+                found.append(int(path.name))
         first = min(found, default=0)
         for base in sorted(lost, reverse=True):
-            if first - size <= base < first:
+            if first - largest <= base < first:
                 first = base
         expired = {path for base, path in lost.items() if base < first}
         for path in sorted(expired):
