@@ -132,7 +132,7 @@ def settle_names(layout: StoreLayout, config: StoreConfig, disk: Disk) -> None:
     The caller must hold the store's lock.
     """
     root = Path(layout.root)
-    is_whole = not layout.has_abort and has_names(layout)
+    is_whole = not layout.has_abort and has_names(root, layout.log_folders)
     if is_whole:
         plan = plan_safe(root, config)
         is_whole = plan.refused is None and plan.loss is None

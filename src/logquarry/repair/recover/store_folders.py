@@ -92,9 +92,9 @@ def check_entries(root: Path, config: StoreConfig) -> None:
         _check_once(path, _check(path), places)
 
 
-def has_names(layout: StoreLayout) -> bool:
+def has_names(root: Path, log_folders: LogFolders) -> bool:
     """Whether files of the log or the index have second names."""
-    folders = _named_folders(Path(layout.root), layout.log_folders)
+    folders = _named_folders(root, log_folders)
     return any(any(links_of(folder).glob("*")) for folder in folders)
 
 
@@ -120,7 +120,8 @@ def discard_names(root: Path, log_folders: LogFolders, disk: Disk) -> None:
     the store, or to another store: for example, the user has put back the store's files from a
     backup, but has kept `.logquarry/`. Such a file is moved to quarantine.
     """
-    NameGuard(disk).discard(_named_folders(root, log_folders), keeps_lost=True)
+    if has_names(root, log_folders):
+        NameGuard(disk).discard(_named_folders(root, log_folders), keeps_lost=True)
 
 
 def check_places(root: Path) -> None:
