@@ -228,7 +228,10 @@ class _Planner:
             self._stale(log.end)
             self._known_end = max(self._known_end, search.vouched_end())
         plan.lost = losses.lost_spans(self._layout, log.damage, log.end, self._known_end)
-        self.displaced = find_displaced(self._layout, self._config, self._files, plan.lost, log.end)
+        if self._layout.open_view is None:  # Otherwise, the layout has the frames in place.
+            self.displaced = find_displaced(
+                self._layout, self._config, self._files, plan.lost, log.end
+            )
         tail = lost_tail(self._layout, log.latest_timestamp)
         if tail is not None and self._known_end <= log.end:
             # Only the checkpoint shows the loss, so its size is unknown.
