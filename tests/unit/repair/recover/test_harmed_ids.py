@@ -261,6 +261,24 @@ def test_a_frame_of_a_batch_topic_is_not_searched_for(tmp_path: Path) -> None:
         assert made.queue_offsets("b2", 0).max >= 12
 
 
+def check_unmoved(root: Path, new: Path, repair: str, entries: dict[str, bytes]) -> None:
+    """Repair a store whose queue files were moved, and check that no message changes its queue."""
+    assert "harmed_queue_id" not in kinds(root)
+    if repair == "salvage":
+        found = salvage_store(StoreLayout.open(root, config()), new)
+        assert found.is_whole and not found.plan.right_queues
+        root = new
+    elif repair == "recover":
+        lq.recover(root, apply=True, config=config())
+    elif repair == "rebuild":
+        rebuild(root, apply=True, config=config())
+    else:
+        with opened(root):
+            pass
+    assert queue_bytes(root) == entries
+    assert kinds(root) == []
+
+
 @pytest.mark.parametrize("repair", ["recover", "rebuild", "salvage"])
 @pytest.mark.parametrize("is_last", [True, False])
 def test_swapped_files_of_which_one_has_one_entry(
@@ -275,17 +293,7 @@ def test_swapped_files_of_which_one_has_one_entry(
     first.rename(tmp_path / "other")
     second.rename(first)
     (tmp_path / "other").rename(second)
-    assert "harmed_queue_id" not in kinds(root)
-    if repair == "salvage":
-        found = salvage_store(StoreLayout.open(root, config()), new)
-        assert found.is_whole and not found.plan.right_queues
-        root = new
-    elif repair == "recover":
-        lq.recover(root, apply=True, config=config())
-    else:
-        rebuild(root, apply=True, config=config())
-    assert queue_bytes(root) == entries
-    assert kinds(root) == []
+    check_unmoved(root, new, repair, entries)
 
 
 @pytest.mark.parametrize("repair", ["recover", "rebuild", "salvage", "opening"])
@@ -317,17 +325,4 @@ def test_a_moved_file_with_one_entry(tmp_path: Path, repair: str, case: str) -> 
                 overwrite(folder / f"{0:020d}", 0, encode(FILLER) * 19)
         position = 0 if case == "first" else 400
         (second / f"{position:020d}").rename(first / f"{position:020d}")
-    assert "harmed_queue_id" not in kinds(root)
-    if repair == "salvage":
-        found = salvage_store(StoreLayout.open(root, config()), new)
-        assert found.is_whole and not found.plan.right_queues
-        root = new
-    elif repair == "recover":
-        lq.recover(root, apply=True, config=config())
-    elif repair == "rebuild":
-        rebuild(root, apply=True, config=config())
-    else:
-        with opened(root):
-            pass
-    assert queue_bytes(root) == entries
-    assert kinds(root) == []
+    check_unmoved(root, new, repair, entries)
