@@ -282,7 +282,7 @@ class ConfigTables:
 
     def _take_consumer_offsets(self, came: dict[tuple[str, str], dict[int, int]]) -> bool:
         if not came:
-            # If the slave has no offsets of its own, a save would write a file without offsets.
+            # If the slave's store has no offsets either, a save would write a file without offsets.
             # With such a file, existing groups would start like new groups.
             return False
         offsets = self._consumer_offsets()

@@ -165,7 +165,7 @@ def test_no_request_is_open_to_a_stranger(code: int) -> None:
 
 def test_a_wrong_key_does_not_hide_the_routes() -> None:
     """Otherwise a client reports that the topic is missing, and not that its key is wrong."""
-    for key in "reader", "nobody":
+    for key in "reader", "unknown":
         fields = {"topic": "t", "AccessKey": key, "Signature": "wrong"}
         routes = RemotingCommand(
             code=RequestCode.GET_ROUTEINFO_BY_TOPIC, opaque=1, ext_fields=fields
