@@ -43,15 +43,20 @@ class OpenFiles:
         Raises StoreNotFound if the file exists but cannot be read. With ``is_strict``, raises
         UnreadableFile if the disk does not deliver the bytes.
         """
-        view = self.view(path)
-        if view is None or position < 0:
-            return _NO_BYTES
-        data = view.window(position, length)[:length]
-        if self.is_strict and view.unreadable:
+        data = self.read_from(path, position, length)[:length]
+        view = self._open.get(path)
+        if self.is_strict and view is not None and view.unreadable:
             found = first_unreadable(view.unreadable, position, len(data))
             if found is not None:
                 raise unreadable_file(view, found)
         return data
+
+    def read_from(self, path: str, position: int, length: int) -> memoryview:
+        """Read at least ``length`` bytes; fewer if the file ends earlier, and none if it was
+        deleted. Raises StoreNotFound if the file exists but cannot be read.
+        """
+        view = self.view(path)
+        return _NO_BYTES if view is None or position < 0 else view.window(position, length)
 
     def view(self, path: str) -> FileView | None:
         """Open the whole file; None if it was deleted. Raises StoreNotFound if it cannot be

@@ -168,8 +168,7 @@ class CommitLog:
 
     def _bytes(self, path: str, position: int, length: int) -> memoryview:
         """Read bytes of a file, with FILL in place of unreadable bytes."""
-        start, data = self._reader.window(path, position, length)
-        return data[position - start : position - start + length]
+        return self._reader.read_from(path, position, length)[:length]
 
     def reaches(self, end: int) -> bool:
         """Whether the file of the last view still has all bytes before a physical offset.
@@ -206,26 +205,23 @@ class CommitLog:
             return Damage(DamageKind.TRUNCATED, NO_FILE)
         position = offset - file.base
         room = self.files.file_size - position
-        data = self._bytes(file.path, position, frame.BLANK.size)
-        if (unreadable := self.unreadable_at(offset, frame.BLANK.size)) is not None:
-            return unreadable
-        if len(data) < min(room, frame.BLANK.size):
-            return Damage(
-                DamageKind.TRUNCATED,
-                f"the file ends after {file.size} of {self.files.file_size} bytes",
-            )
-        if len(data) == frame.BLANK.size:
-            size, magic = frame.BLANK.struct.unpack(data)
+        needed = min(room, frame.BLANK.size)
+        data = self._reader.read_from(file.path, position, needed)
+        found: Outcome
+        reason = f"the file ends after {file.size} of {self.files.file_size} bytes"
+        if len(data) >= frame.BLANK.size:
+            size, magic = frame.BLANK.struct.unpack_from(data)
             if magic in frame.MAGICS and frame.FIXED_SIZE_V1 <= size <= room:
-                data = self._bytes(file.path, position, size)
-                if (unreadable := self.unreadable_at(offset, size)) is not None:
-                    return unreadable
+                needed = size
                 if len(data) < size:
-                    return Damage(
-                        DamageKind.TRUNCATED, f"the file ends within a frame of {size} bytes"
-                    )
-        found = frame.decode_at(data, 0, base=offset, end=room, check_crc=check_crc)
-        # A page can be lost while it is read.
+                    data = self._reader.read_from(file.path, position, size)
+                    reason = f"the file ends within a frame of {size} bytes"
+        data = data[:needed]
+        if len(data) < needed:
+            found = Damage(DamageKind.TRUNCATED, reason)
+        else:
+            found = frame.decode_at(data, 0, base=offset, end=room, check_crc=check_crc)
+        # A page can be lost while it is read, so this check comes last.
         return self.unreadable_at(offset, len(data)) or found
 
     def sound_frame_at(self, offset: int, *, check_crc: bool = True) -> Frame | None:
