@@ -277,6 +277,7 @@ class ReadableMap:
         self._view = memoryview(mapped).toreadonly()
         self._address = int(np.frombuffer(self._view, np.uint8).ctypes.data)
         self._state = bytearray(-(-size // CHUNK))
+        self._good = (0, 0)
         self._copies: dict[int, bytes] = {}
         self._left = size
         self._change = threading.Lock()
@@ -303,19 +304,20 @@ class ReadableMap:
             return _NO_BYTES
         if self._descriptor is not None:
             return self._copy(start, stop)
-        first, last = start // CHUNK, -(-stop // CHUNK)
         if self._is_watched and self._map.size() < self._left:
             self._truncated()
         if self._lost != lost():
             self._note_lost()
-        state = self._state
-        if state.find(_UNKNOWN, first, last) >= 0:
-            self._examine(first, last)
-        if state.find(_BAD, first, last) >= 0:
-            return self._copied(start, stop)
-        end = self._good_end(last)
+        good = self._good
+        if not good[0] <= start < stop <= good[1]:
+            first, last = start // CHUNK, -(-stop // CHUNK)
+            if self._state.find(_UNKNOWN, first, last) >= 0:
+                self._examine(first, last)
+            good = self._good_range(first)
+            if good[1] < stop:
+                return self._copied(start, stop)
         # No call follows the read of _view, so no other thread can release the view meanwhile.
-        return self._view[start:end]
+        return self._view[start : good[1]]
 
     def _copy(self, start: int, stop: int) -> memoryview:
         first = start - start % BLOCK
@@ -325,9 +327,16 @@ class ReadableMap:
                 self._note(faults)
         return memoryview(data)[start - first :]
 
-    def _good_end(self, chunk: int) -> int:
-        ends = [at for at in (self._state.find(s, chunk) for s in (_UNKNOWN, _BAD)) if at >= 0]
-        return min(min(ends) * CHUNK, self._size) if ends else self._size
+    def _good_range(self, chunk: int) -> tuple[int, int]:
+        """Return the range around a chunk that is known to be readable, and keep it for the next
+        windows. The range is empty if the chunk is not readable.
+        """
+        with self._change:
+            start = chunk * CHUNK
+            ends = [at for s in (_UNKNOWN, _BAD) if (at := self._state.find(s, chunk)) >= 0]
+            end = min([at * CHUNK for at in ends] + [self._size])
+            self._good = self.good_start(start), end
+            return self._good
 
     def good_start(self, position: int) -> int:
         """Return the lowest start of a range that ends at ``position`` and is known to be
@@ -433,6 +442,7 @@ class ReadableMap:
                 self._copies[chunk] = data
                 self._state[chunk : chunk + 1] = _BAD
                 self._note(faults)
+            self._good = (0, 0)
             self._note(new)
             self._lost = seen
 
@@ -444,6 +454,7 @@ class ReadableMap:
             if left >= self._left:
                 return
             self._left = left
+            self._good = (0, 0)
             lost_pages.note_truncated()
             length = counted(left, "byte")
             reason = f"cannot be read: the file was truncated to {length} while it was open"

@@ -114,9 +114,9 @@ class _LogBytes(OpenFiles):
         super().__init__(layout)
         self._queue = files
 
-    def read(self, path: str, position: int, length: int) -> memoryview:
+    def read_from(self, path: str, position: int, length: int) -> memoryview:
         start, data = self.window(path, position, length)
-        return data[position - start : position - start + length]
+        return data[position - start :]
 
     def window(self, path: str, position: int, length: int) -> tuple[int, memoryview]:
         base = int(path.rpartition("/")[2])
