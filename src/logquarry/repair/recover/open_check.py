@@ -8,7 +8,8 @@ previous one ends. Frames after this end are stale: an earlier truncation left t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -59,7 +60,9 @@ from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.recover.store_folders import (
     check_entries,
     check_listed,
-    restore_names,
+    discard_names,
+    has_names,
+    restored_names,
     sync_files,
 )
 from logquarry.text import counted
@@ -275,8 +278,8 @@ def recovered_store(
         abort.make()
         return found
     check_entries(root, config)
-    restore_names(StoreLayout.open(root, config), disk)
-    check_before_lock(root, config, accept_loss)
+    with settled_names(StoreLayout.open(root, config), config, disk):
+        check_before_lock(root, config, accept_loss)
     is_clean = not abort.exists
     abort.make()
     try:
@@ -291,6 +294,25 @@ def recovered_store(
         # The next durable offset covers the whole log, which may not be synced.
         sync_files(disk, root, parts=())
     return StoreFound(plan.config, plan.log_end, (), plan.queue_ends, recovered=plan)
+
+
+@contextlib.contextmanager
+def settled_names(layout: StoreLayout, config: StoreConfig, disk: Disk) -> Iterator[None]:
+    """Context manager: restore lost files from their second names if the store lacks files. At the
+    end of the block, remove the second names.
+
+    If the block raises a LogquarryError, nothing has changed. The caller must hold the store's
+    lock.
+    """
+    root = Path(layout.root)
+    is_whole = not layout.has_abort and has_names(root, layout.log_folders)
+    if is_whole:
+        plan = plan_safe(root, config)
+        is_whole = plan.refused is None and plan.loss is None
+    with contextlib.nullcontext() if is_whole else restored_names(layout, disk):
+        yield
+    if is_whole:
+        discard_names(root, layout.log_folders, disk)
 
 
 def check_before_lock(root: Path, config: StoreConfig, accept_loss: int | None) -> None:
