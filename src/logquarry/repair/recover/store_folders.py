@@ -99,6 +99,16 @@ def has_names(root: Path, log_folders: LogFolders) -> bool:
     return any(any(links_of(folder).glob("*")) for folder in folders)
 
 
+def lost_names(root: Path, log_folders: LogFolders) -> list[Path]:
+    """Return the first names that files of the log and the index have lost."""
+    return [
+        folder / path.name
+        for folder in _named_folders(root, log_folders)
+        for path in links_of(folder).glob("*")
+        if not (folder / path.name).exists()
+    ]
+
+
 def _named_folders(root: Path, log_folders: LogFolders) -> list[Path]:
     return [*log_paths(root, log_folders), root / store_files.INDEX]
 

@@ -105,7 +105,7 @@ def test_a_refusal_leaves_the_second_names(tmp_path: Path, by: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "by", ["an opening", "a RocketMQ recovery", "a recovery", "recover", "rebuild"]
+    "by", ["an opening", "a RocketMQ recovery", "a recovery", "a crash", "recover", "rebuild"]
 )
 def test_second_names_of_another_day_are_not_restored(tmp_path: Path, by: str) -> None:
     """The user put back the files of an older backup, but kept `.logquarry/names/`."""
@@ -119,6 +119,10 @@ def test_second_names_of_another_day_are_not_restored(tmp_path: Path, by: str) -
     if by == "a recovery":
         # The queues need a recovery, but the log lacks no file.
         shutil.rmtree(sound / "consumequeue")
+    elif by == "a crash":
+        # The broker's `abort`, and no durable offset: only the log shows where it ends.
+        (sound / "abort").touch()
+        (sound / ".logquarry/durable").unlink()
     _by(by, sound)
     assert _bodies(sound) == before
     assert {path.name for path in (sound / "commitlog").iterdir()} == files
