@@ -160,8 +160,11 @@ def test_no_memory_is_no_fault_of_the_program(
     capsys: pytest.CaptureFixture[str],
     error: Exception,
 ) -> None:
+    error.add_note("what the command left behind")
     assert exit_code_after(error, damaged_store, monkeypatch) == 4
-    assert "raise its limit (ulimit -v, ulimit -u" in capsys.readouterr().err
+    cause, note = capsys.readouterr().err.splitlines()
+    assert "raise its limit (ulimit -v, ulimit -u" in cause
+    assert note == "error: what the command left behind"
 
 
 AT_IMPORT = """

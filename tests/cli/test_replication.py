@@ -153,6 +153,10 @@ def test_a_new_slave_makes_batch_queues(tmp_path: Path) -> None:
     listens = ("--listen-config", "127.0.0.1:0", "--full-history", "--config", config)
     with serving_at(tmp_path / "m", *listens, ports=2) as (log, asked):
         into = ["--into", tmp_path / "s", "--sync-config", asked]
+        # Without topics.json, the slave would write simple queues.
+        unserved = ["--into", tmp_path / "s", "--sync-config", "127.0.0.1:1"]
+        result = run("replicate", log, *unserved, "--once", "--config", config, code=4)
+        assert "config/ was not copied" in result.stderr and "topics.json" in result.stderr
         run("replicate", log, *into, "--once", "--config", config)
     assert not (tmp_path / "s" / "consumequeue" / "b").exists()
     assert bytes_of(tmp_path / "s" / "batchconsumequeue") == bytes_of(

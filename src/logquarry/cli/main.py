@@ -187,10 +187,11 @@ def main() -> None:
         raise
     except Exception as error:
         if outcome.is_out_of_memory(error):
-            output.error(
+            cause = (
                 "the process may not use more memory, or start another thread: free memory, or "
                 "raise its limit (ulimit -v, ulimit -u, or the limits of the container)"
             )
+            _show(cause, error)
             sys.exit(ExitCode.REFUSED)
         if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
             # `--help` and `--version` of the program print before a command runs.

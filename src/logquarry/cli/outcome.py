@@ -202,13 +202,6 @@ class NotShutDownCleanly(StoreUnavailable):
 
 
 @contextmanager
-def closing(store: StoreWriter) -> Iterator[StoreWriter]:
-    """Context manager: close a store; see :func:`clean_end`."""
-    with clean_end(store.root, lambda: store.close_problem), store:
-        yield store
-
-
-@contextmanager
 def writing(store: str, config: StoreConfig | None) -> Iterator[tuple[Held, StoreWriter]]:
     """Context manager: open a store for writing, hold back interrupts, and close the store; see
     :func:`clean_end`.

@@ -20,6 +20,8 @@ from logquarry.format import java
 from logquarry.systems import Held, is_locked
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from logquarry.config import StoreConfig
     from logquarry.protocol.ha_messages import HaTimes
     from logquarry.replication import ConfigSync, HaSlave, MasterStatus, SlaveOptions
@@ -237,7 +239,6 @@ def replicate(
     from logquarry.log.location import local_folder
     from logquarry.log.store_files import LOCK
     from logquarry.replication import ConfigSync, ConfigSyncOptions, HaSlave, SlaveOptions
-    from logquarry.store.message_store import StoreWriter
     from logquarry.store.store_engine import check_openable
 
     settings = replace(options.store_config(config) or StoreConfig(), broker_role="SLAVE")
@@ -260,8 +261,8 @@ def replicate(
     if broker is not None:
         # An opening reads from topics.json which topics have batch queues. A slave that gets the
         # log without topics.json would write simple queues for these topics.
-        with outcome.closing(StoreWriter.start(folder, config=settings)) as opened:
-            _fetch_first(out, ConfigSync(opened, *broker, options=fetches))
+        with outcome.writing(folder, settings) as (_, opened):
+            _fetch_first(out, ConfigSync(opened, *broker, options=fetches), root)
     with (
         outcome.writing(folder, settings) as (waiting, opened),
         HaSlave(opened, host, port, options=follows) as slave,
@@ -307,14 +308,28 @@ def _no_master(trouble: str) -> ReplicationError:
     )
 
 
-def _fetch_first(out: Output, sync: ConfigSync) -> None:
-    """Copy config/ before the log. If that fails, the later copies of the command try again."""
+def _fetch_first(out: Output, sync: ConfigSync, root: Path) -> None:
+    """Copy config/ before the log. If that fails, the later copies of the command try again. But
+    raise ReplicationError if the slave still lacks the master's topics.json.
+    """
     from logquarry.errors import ProtocolViolation
+    from logquarry.format.broker_json import TOPICS_FILE
+    from logquarry.log.store_files import CONFIG
 
     try:
-        sync.sync()
+        synced = sync.sync()
+        if TOPICS_FILE in synced.missing:
+            return
+        problem = "; ".join(synced.problems)
     except (OSError, ProtocolViolation) as error:
-        out.note(f"{sync.master}: config/ was not copied: {error}")
+        problem = f"config/ was not copied: {error}"
+    if not (root / CONFIG / TOPICS_FILE).exists():
+        raise ReplicationError(
+            f"{sync.master}: {problem}. Only {TOPICS_FILE} shows which topics have batch queues, "
+            "and the store has none: start the command again when the master's broker serves it"
+        )
+    if problem:
+        out.note(f"{sync.master}: {problem}")
 
 
 def _fetch_last(out: Output, sync: ConfigSync) -> None:

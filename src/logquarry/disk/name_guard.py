@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from logquarry.disk.disk import Disk
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import LogquarryError, StoreUnavailable
 from logquarry.log.store_files import SIDECAR, is_offset_name, quarantine
 
 logger = logging.getLogger(__name__)
@@ -130,32 +130,49 @@ class NameGuard:
         self._disk.sync_names(*sorted(changed))
 
     def restore(self, folders: Sequence[Path]) -> list[Path]:
-        """After a crash, restore the first names that files have lost. Return the restored paths.
+        """Restore lost first names, and remove all second names (:meth:`restored`)."""
+        with self.restored(folders) as back:
+            return back
+
+    @contextlib.contextmanager
+    def restored(self, folders: Sequence[Path]) -> Iterator[list[Path]]:
+        """Context manager: after a crash, restore the first names that files have lost. Yield the
+        restored paths.
+
+        At the end of the block, remove all second names durably. If the block raises a
+        LogquarryError, for example because a recovery is refused, remove the restored first names
+        instead, so that nothing has changed.
 
         If a file was renamed in its folder, its first name is not restored from the hard link,
         because a recovery renames the file back. The method does not restore files that retention
         has deleted. If a file of the log does not have the size of the log's other files, it is a
-        file of another store, so the method moves it to quarantine. At its end, the method removes
-        all second names durably.
+        file of another store, so the method moves it to quarantine.
 
         Args:
             folders: all folders of the log, and possibly the folder of the index.
         """
-        back = []
-        expired = self._expired(folders)
-        for path in sorted(self._of_other_size(folders)):
-            self._set_aside(path)
+        back: list[Path] = []
+        foreign = self._of_other_size(folders)
+        left_out = self._expired(folders) | foreign
         for folder in folders:
             second = links_of(folder)
             named = _files_in(folder)
             self._paths = tuple(
                 folder / name
                 for name in self._disk.names_in(second)
-                if folder / name not in expired and _file_at(second / name) not in named
+                if folder / name not in left_out and _file_at(second / name) not in named
             )
             back += self.check()
+        try:
+            yield back
+        except LogquarryError:
+            for path in back:
+                self._disk.remove(path)
+                logger.warning("%s: removed again; the file is %s", path, link_of(path))
+            raise
+        for path in sorted(foreign):
+            self._set_aside(path)
         self.discard(folders)
-        return back
 
     def discard(self, folders: Sequence[Path], *, keeps_lost: bool = False) -> None:
         """Remove all second names durably, without restoring files.

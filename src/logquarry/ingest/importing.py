@@ -75,13 +75,17 @@ Document = dict[str, Any]
 
 def read_lines(file: SourceFile) -> Iterator[Rows]:
     """Yield the messages of a file of JSON Lines in batches; empty lines are skipped."""
-    with open(file.path, "rb") as source:  # noqa: PTH123
-        first = 1
-        while lines := source.readlines(LINES_BYTES):
-            numbers, documents = _documents(file.path, first, lines)
-            first += len(lines)
-            if documents:
-                yield _rows(file.path, numbers, documents, source.tell())
+    try:
+        with open(file.path, "rb") as source:  # noqa: PTH123
+            first = 1
+            while lines := source.readlines(LINES_BYTES):
+                numbers, documents = _documents(file.path, first, lines)
+                first += len(lines)
+                if documents:
+                    yield _rows(file.path, numbers, documents, source.tell())
+    except OSError as error:
+        # The error of a failed read does not name the file.
+        raise SourceNotReadable(f"{file.path}: {error.strerror}") from error
 
 
 def _documents(path: str, first: int, lines: list[bytes]) -> tuple[list[int], list[Document]]:

@@ -51,6 +51,7 @@ _NONE: Final = np.empty(0, np.int64)
 
 LastEntries = Mapping[Queue, QueueEntry | None]
 """Queues with their last entries (:attr:`Queue.last_entry`), which a caller has just read."""
+FindEntries = Callable[[], Sequence[QueueEntry]]
 StoreTimeAt = Callable[[int, int], int]
 """Function that returns the store time of a message, given its physical offset and its size; -1 if
 there is no message.
@@ -155,9 +156,9 @@ def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | Non
     return max(known, default=None)
 
 
-def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int | None:
+def log_bound(layout: StoreLayout, entries: FindEntries | None = None) -> int | None:
     """Return the durable offset. If no durable offset is recorded, return the end of the last
-    message that a queue entry points to.
+    message that a queue entry points to. ``entries`` returns the :func:`last_entries`.
 
     Does not read the log. For a walk over the log, pass the result to :func:`sound_bound`. The
     result is None if:
@@ -169,13 +170,12 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
     """
     if layout.has_abort and layout.is_live():
         return None
-    durable = layout.durable_end
-    if durable is not None:
-        return durable
-    entries = last_entries(layout, queues)
+    if layout.durable_end is not None:
+        return layout.durable_end
+    found = last_entries(layout) if entries is None else entries()
     if layout.has_abort:
-        return missing_end(layout, entries)
-    return entries[0].end if entries else None
+        return missing_end(layout, found)
+    return found[0].end if found else None
 
 
 def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:

@@ -36,7 +36,7 @@ from logquarry.log.walk import DEFAULT_BATCH_BYTES, Event, LogReader
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.entry_check import do_queues_fit
 from logquarry.read.index import Index
-from logquarry.read.log_end import last_entries, missing_end, sound_bound, warn_of_lost_tail
+from logquarry.read.log_end import last_entries, log_bound, sound_bound, warn_of_lost_tail
 from logquarry.read.queue import ConsumeQueue, Units, has_message
 
 MOST_UNITS = 1 << 26
@@ -128,13 +128,9 @@ def plan_read(
     known_end = entries[0].end if entries else None
     clean = not layout.has_abort
     live = layout.is_live()
-    durable = layout.durable_end
     if not live:
         warn_of_lost_tail(layout, entries, CommitLog(layout).store_time_at)
-    if clean:
-        bound = known_end if durable is None else durable
-    else:
-        bound = None if live else missing_end(layout, entries)
+    bound = log_bound(layout, lambda: entries)
     if layout.writer_end is not None:
         bound = known_end = layout.writer_end
     extent = log_extent(layout, bound, known_end)

@@ -323,7 +323,8 @@ class _Found:
     @cached_property
     def bound(self) -> int | None:
         layout = self._store.layout
-        return sound_bound(layout, log_bound(layout, self._store._stored_queues()))
+        queues = self._store._stored_queues
+        return sound_bound(layout, log_bound(layout, lambda: last_entries(layout, queues())))
 
     @cached_property
     def log_queues(self) -> tuple[Mapping[QueueKey, Queue], int]:

@@ -45,7 +45,6 @@ from logquarry.read.log_queues import QueueKey, is_lmq
 from logquarry.repair.recover import open_check
 from logquarry.repair.recover.apply import apply_safe, note_end
 from logquarry.repair.recover.loss import require_consent
-from logquarry.repair.recover.recover import settle_names
 from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.recover.store_folders import (
     check_config_links,
@@ -179,9 +178,10 @@ class StoreEngine:
             # that were read.
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root, config)
-            settle_names(StoreLayout.open(root, config), config, self.disk)
-            plan = plan_safe(root, config)
-            require_consent(plan.root, plan.loss, accept_loss)
+            layout = StoreLayout.open(root, config)
+            with open_check.settled_names(layout, config, self.disk):
+                plan = plan_safe(root, config)
+                require_consent(plan.root, plan.loss, accept_loss)
             for line in plan.summary():
                 logger.warning("%s: %s", root, line)
             apply_safe(plan, self.disk, self.clock)

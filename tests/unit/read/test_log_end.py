@@ -25,7 +25,9 @@ from logquarry.read.log_end import (
 )
 from logquarry.read.queue import ConsumeQueue
 from logquarry.read.selection import Selection, plan_read, read_in_order, read_part
+from logquarry.repair.verification import verify
 from tests.helpers.files import flip
+from tests.helpers.small_store import config, opened
 from tests.helpers.store_maker import StoreMaker
 
 
@@ -45,6 +47,26 @@ def test_the_furthest_message_counts(maker: StoreMaker, tmp_path: Path) -> None:
     assert len(entries) == 6
     ends = [entry.physical_offset + entry.size for entry in entries]
     assert ends == sorted(ends, reverse=True)
+
+
+def test_after_a_crash_damage_after_the_durable_offset_ends_every_read(tmp_path: Path) -> None:
+    """A user put back older files of `.logquarry/`: the durable offset is that of 3 messages."""
+    root, kept, places = tmp_path / "store", tmp_path / "kept", [0]
+    for _ in range(2):
+        with opened(root) as store:
+            places = [store.put(lq.Message("t", b"x" * 900)).physical_offset for _ in range(3)]
+        if not kept.exists():
+            shutil.copytree(root, kept)
+    for name in (".logquarry/durable", "checkpoint"):
+        shutil.copy(kept / name, root / name)
+    (root / "abort").touch()
+    flip(root / "commitlog" / f"{0:020d}", places[0] + 500)
+    layout = StoreLayout.open(root, config())
+    assert layout.durable_end == places[0]
+    with lq.MessageStore.open(root, config=config()) as store:
+        assert store.max_offset == places[0]
+        assert len(list(store.scan(on_damage="skip"))) == 3
+    assert "stale_frames" in {finding.kind for finding in verify(root, config=config()).findings}
 
 
 def test_nothing_bounds_the_log(maker: StoreMaker, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from logquarry.config import StoreConfig
 from logquarry.format import index, java, sys_flag
 from logquarry.log.layout import StoreLayout
 from logquarry.message import Message
+from logquarry.repair.audit.differences import EITHER
 from logquarry.repair.findings import Finding
 from logquarry.repair.verification import verify_store
 from logquarry.store.message_store import StoreWriter
@@ -79,7 +80,7 @@ def test_a_hash_in_the_right_chain_that_is_wrong_is_found(
     assert finding.reason == (
         f"entry 7 points to {now.physical_offset}, "
         f"whose message has no key of the hash {now.key_hash}"
-    )
+    ) + EITHER.format(now.physical_offset)
 
 
 def test_entries_of_one_file_that_are_wrong_are_one_finding(

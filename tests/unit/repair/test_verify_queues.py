@@ -240,7 +240,11 @@ def test_a_message_may_be_put_into_the_schedule_topic(tmp_path: Path) -> None:
     overwrite(
         store / "consumequeue/SCHEDULE_TOPIC_XXXX/2" / name(0), 12, (-5).to_bytes(8, signed=True)
     )
-    assert [kind for kind, *_ in in_queue(check(store))] == ["queue_entry_wrong"]
+    report = check(store)
+    assert [kind for kind, *_ in in_queue(report)] == ["queue_entry_wrong"]
+    # The entry can be right, and the message's properties wrong: a rebuild would trust them.
+    (found,) = report.findings
+    assert "read the message with `messages --offset 0` before a rebuild" in found.reason
 
 
 def test_what_retention_deletes_during_the_check_is_nobodys_fault(tmp_path: Path) -> None:

@@ -329,6 +329,13 @@ def names_ends(header: IndexHeader, first: int, last: int) -> bool:
     return (header.begin_offset, header.end_offset) == (first, last)
 
 
+EITHER: Final = (
+    "; damage has changed the entry or the properties of the message: read the message with "
+    "`messages --offset {}` before a rebuild, which makes the entry from these properties"
+)
+"""Text for an entry that points to its message, but has another tags code or hash."""
+
+
 def queue_name(key: QueueKey) -> str:
     """Return the text with which reasons and findings name a queue."""
     return f"queue {key[1]} of {key[0]}"

@@ -28,7 +28,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.walk import Run
 from logquarry.read.index_file import IndexFile
-from logquarry.repair.audit.differences import EntryGroup, SpanSet, names_ends
+from logquarry.repair.audit.differences import EITHER, EntryGroup, SpanSet, names_ends
 
 ENTRY_DTYPE: Final = ENTRY.dtype()
 Entries = Records
@@ -103,11 +103,11 @@ class EntryAudit:
         for kind, entries, what in (
             ("index_ahead", ahead, end),
             ("index_entry", dangling, "where no frame starts"),
-            ("index_entry_wrong", strange, "whose message has no key of the hash {}"),
+            ("index_entry_wrong", strange, "whose message has no key of the hash {}" + EITHER),
         ):
             if entries.any():
                 at = int(entries.argmax())
-                text = f"points to {offsets[at]}, {what.format(hashes[at])}"
+                text = f"points to {offsets[at]}, {what.format(hashes[at], offsets[at])}"
                 wrong = self.wrong.setdefault(kind, EntryGroup(kind, start + at + 1, text))
                 wrong.count += int(entries.sum())
 

@@ -27,6 +27,7 @@ from logquarry.read.log_end import checkpoint_times
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue, FileQueue, Queue, Units, is_written
 from logquarry.repair.audit.differences import (
+    EITHER,
     EntryGroup,
     SpanSet,
     TagsRule,
@@ -221,6 +222,9 @@ class QueuesAudit:
             at = int(np.flatnonzero(wrong)[0])
             has, right = map(entry_text, (there[at], wanted[at]))
             reason = f"points to {has}; the message of that queue offset is {right}"
+            place = int(wanted["physical_offset"][at])
+            if (place, wanted["size"][at]) == (there["physical_offset"][at], there["size"][at]):
+                reason += EITHER.format(place)
             seen.note("queue_entry_wrong", offsets, wrong, reason)
 
     def _note_head(self, seen: SeenMessages, offsets: Int64, early: Bools, places: Int64) -> None:

@@ -17,6 +17,7 @@ import os
 import shutil
 import stat
 from collections.abc import Container, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -80,7 +81,7 @@ from logquarry.repair.rebuild.other_queues import (
 from logquarry.repair.rebuild.queue_files import BuiltQueue, OldQueues, QueueFiles
 from logquarry.repair.recover.apply import note_end
 from logquarry.repair.recover.loss import LossSearch, missing_files, require_consent
-from logquarry.repair.recover.recover import settle_names
+from logquarry.repair.recover.open_check import settled_names
 from logquarry.repair.recover.store_folders import (
     check_file_size,
     check_log,
@@ -193,7 +194,6 @@ def rebuild(
                 raise
     lock = StoreLock(disk, root)
     try:
-        settle_names(layout, settings, disk)
         return work.run(progress)
     finally:
         lock.release()
@@ -258,16 +258,20 @@ class _Rebuild:
 
     def run(self, progress: Progress | None) -> RebuildReport:
         is_in_place = self.target == self.root
+        names: AbstractContextManager[None] = contextlib.nullcontext()
         if is_in_place:
             bring_out_cut_off(self.root, self.disk)
+            layout = StoreLayout.open(self.root, self.config)
+            names = settled_names(layout, self.config, self.disk)
         if self._build.is_dir():
             shutil.rmtree(self._build)
-        layout = StoreLayout.open(self.root, self.config)
         into = None if is_in_place else self.target
-        is_live = not is_in_place and layout.is_live()
-        report = _report(layout, into, self.names, is_live=is_live)
         try:
-            report = self._built(layout, report, progress)
+            with names:
+                layout = StoreLayout.open(self.root, self.config)
+                is_live = not is_in_place and layout.is_live()
+                report = _report(layout, into, self.names, is_live=is_live)
+                report = self._built(layout, report, progress)
         except BaseException:
             shutil.rmtree(self._build, ignore_errors=True)
             remove_empty(self._build.parent)

@@ -8,7 +8,8 @@ previous one ends. Frames after this end are stale: an earlier truncation left t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,7 @@ from logquarry.dialect31.open_transactions import TransactionsFound
 from logquarry.dialect31.state_table import find_transactions
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile
-from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, reason_of
+from logquarry.errors import CorruptFile, StoreError, StoreNotFound, StoreUnavailable, reason_of
 from logquarry.format.frame import Frame
 from logquarry.format.properties import INNER_MULTI_QUEUE_OFFSET
 from logquarry.log import store_files
@@ -59,7 +60,9 @@ from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.recover.store_folders import (
     check_entries,
     check_listed,
-    restore_names,
+    discard_names,
+    lost_names,
+    restored_names,
     sync_files,
 )
 from logquarry.text import counted
@@ -275,8 +278,8 @@ def recovered_store(
         abort.make()
         return found
     check_entries(root, config)
-    restore_names(StoreLayout.open(root, config), disk)
-    check_before_lock(root, config, accept_loss)
+    with settled_names(StoreLayout.open(root, config), config, disk):
+        check_before_lock(root, config, accept_loss)
     is_clean = not abort.exists
     abort.make()
     try:
@@ -291,6 +294,46 @@ def recovered_store(
         # The next durable offset covers the whole log, which may not be synced.
         sync_files(disk, root, parts=())
     return StoreFound(plan.config, plan.log_end, (), plan.queue_ends, recovered=plan)
+
+
+@contextlib.contextmanager
+def settled_names(layout: StoreLayout, config: StoreConfig, disk: Disk) -> Iterator[None]:
+    """Context manager: restore lost files from their second names if the store lacks files. At the
+    end of the block, remove the second names.
+
+    If the block raises a LogquarryError, nothing has changed. The caller must hold the store's
+    lock.
+    """
+    root = Path(layout.root)
+    is_whole = _lacks_no_file(layout, config)
+    with contextlib.nullcontext() if is_whole else restored_names(layout, disk):
+        yield
+    if is_whole:
+        discard_names(root, layout.log_folders, disk)
+
+
+def _lacks_no_file(layout: StoreLayout, config: StoreConfig) -> bool:
+    """Whether no file that has only a second name belongs to the log.
+
+    After a crash, the queues may not show yet that a lost file has messages. But the writer begins
+    a log file only after the previous file is full. So if the log ends before zeros in one of its
+    files, later files belong to another state of the store, or to another store.
+    """
+    root = Path(layout.root)
+    lost = lost_names(root, layout.log_folders)
+    if not lost:
+        return False
+    try:
+        plan = plan_safe(root, config)
+    except StoreError:
+        # The store may lack the lost file.
+        return False
+    if plan.refused is not None or plan.loss is not None:
+        return False
+    end = plan.log_end
+    bases = [int(path.name) for path in lost if store_files.is_offset_name(path.name)]
+    is_last = end < layout.commit_log.end and LogReader(layout).data_end(end) <= end
+    return not layout.has_abort or (is_last and min(bases, default=0) > end)
 
 
 def check_before_lock(root: Path, config: StoreConfig, accept_loss: int | None) -> None:

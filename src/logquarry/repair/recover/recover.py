@@ -26,16 +26,11 @@ from logquarry.repair.audit.log import are_stale_bytes
 from logquarry.repair.rebuild.build import bring_out_cut_off
 from logquarry.repair.recover.apply import apply_safe
 from logquarry.repair.recover.loss import require_consent
-from logquarry.repair.recover.open_check import find_store
+from logquarry.repair.recover.open_check import find_store, settled_names
 from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, StepKind, Steps
 from logquarry.repair.recover.rocketmq import RocketmqPlan, apply_rocketmq, plan_rocketmq
 from logquarry.repair.recover.safe import SafePlan, plan_safe
-from logquarry.repair.recover.store_folders import (
-    check_entries,
-    discard_names,
-    has_names,
-    restore_names,
-)
+from logquarry.repair.recover.store_folders import check_entries
 from logquarry.units import Clock, Progress, now_ms
 
 _OWN_FILES: Final = (DURABLE, SETTINGS, DAMAGE)
@@ -113,9 +108,9 @@ def recover(
     try:
         check_entries(root, settings)
         bring_out_cut_off(root, disk)
-        settle_names(layout, settings, disk)
-        plan = _planned(root, mode, settings, progress)
-        _require_possible(plan, accept_loss)
+        with settled_names(layout, settings, disk):
+            plan = _planned(root, mode, settings, progress)
+            _require_possible(plan, accept_loss)
         if plan.is_needed:
             abort = AbortFile(disk, root)
             _carry_out(plan, disk, abort, clock or now_ms, progress)
@@ -124,22 +119,6 @@ def recover(
     finally:
         lock.release()
     return plan
-
-
-def settle_names(layout: StoreLayout, config: StoreConfig, disk: Disk) -> None:
-    """Restore lost files from their second names if the store lacks files; else remove the names.
-
-    The caller must hold the store's lock.
-    """
-    root = Path(layout.root)
-    is_whole = not layout.has_abort and has_names(root, layout.log_folders)
-    if is_whole:
-        plan = plan_safe(root, config)
-        is_whole = plan.refused is None and plan.loss is None
-    if is_whole:
-        discard_names(root, layout.log_folders, disk)
-    else:
-        restore_names(layout, disk)
 
 
 def _require_possible(plan: RecoveryPlan, accept_loss: int | None) -> None:

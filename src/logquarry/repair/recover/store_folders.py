@@ -12,6 +12,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -98,19 +99,30 @@ def has_names(root: Path, log_folders: LogFolders) -> bool:
     return any(any(links_of(folder).glob("*")) for folder in folders)
 
 
+def lost_names(root: Path, log_folders: LogFolders) -> list[Path]:
+    """Return the first names that files of the log and the index have lost."""
+    return [
+        folder / path.name
+        for folder in _named_folders(root, log_folders)
+        for path in links_of(folder).glob("*")
+        if not (folder / path.name).exists()
+    ]
+
+
 def _named_folders(root: Path, log_folders: LogFolders) -> list[Path]:
     return [*log_paths(root, log_folders), root / store_files.INDEX]
 
 
-def restore_names(layout: StoreLayout, disk: Disk) -> None:
-    """Restore the names that files of the log and the index have lost in a crash.
+def restored_names(layout: StoreLayout, disk: Disk) -> AbstractContextManager[list[Path]]:
+    """Context manager: restore the names that files of the log and the index have lost in a crash.
 
     While a store is open, each file of its log, and each index file that is not yet full and
     synced, has a second name (a hard link). After a crash, a file may have only its second name,
-    and its messages would count as lost. At its end, the function removes all second names.
-    Otherwise, a file that a recovery moves to quarantine would be restored later.
+    and its messages would count as lost. At the end of the block, all second names are removed.
+    Otherwise, a file that a recovery moves to quarantine would be restored later. If the block
+    raises an error, all names are as they were.
     """
-    NameGuard(disk).restore(_named_folders(Path(layout.root), layout.log_folders))
+    return NameGuard(disk).restored(_named_folders(Path(layout.root), layout.log_folders))
 
 
 def discard_names(root: Path, log_folders: LogFolders, disk: Disk) -> None:

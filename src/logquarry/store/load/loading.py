@@ -48,8 +48,9 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CHECKPOINT, CONSUME_QUEUE, DURABLE, INTENT, LOADS
 from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.repair.recover.apply import apply_safe
+from logquarry.repair.recover.open_check import settled_names
 from logquarry.repair.recover.safe import plan_safe
-from logquarry.repair.recover.store_folders import check_queue_folder, restore_names
+from logquarry.repair.recover.store_folders import check_queue_folder
 from logquarry.store.load.ledger import Intent, Ledger, LoadId
 from logquarry.store.load.segment import (
     Segment,
@@ -228,7 +229,8 @@ def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> P
         ledger.end()
         return None
     # Before the log is read, restore log files that another program has deleted.
-    restore_names(StoreLayout.open(root, config), disk)
+    with settled_names(StoreLayout.open(root, config), config, disk):
+        pass
     try:
         for segment in intent.segments:
             SegmentReader(intent.folder(root), segment).close()

@@ -11,6 +11,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
+from logquarry.repair.recover.loss import LossRefused
 from logquarry.repair.recover.recover import recover
 from logquarry.repair.verification import verify
 from tests.helpers.small_store import config, facts, opened
@@ -71,7 +72,41 @@ def _bodies(root: Path) -> list[bytes]:
         return [message.body for message in store.scan()]
 
 
-@pytest.mark.parametrize("by", ["an opening", "a recovery", "recover", "rebuild"])
+def _by(by: str, root: Path) -> None:
+    """Recover or rebuild a store in one of the ways that read its second names."""
+    if by == "recover":
+        recover(root, apply=True, config=config())
+    elif by == "rebuild":
+        lq.rebuild(root, apply=True, config=config())
+    else:
+        settings = config(recovery="rocketmq") if by == "a RocketMQ recovery" else config()
+        lq.MessageStore.open(root, mode="rw", config=settings).close()
+
+
+@pytest.mark.parametrize("by", ["an opening", "a RocketMQ recovery", "recover", "rebuild"])
+def test_a_refusal_leaves_the_second_names(tmp_path: Path, by: str) -> None:
+    """Of two log files without a first name, only one has a second name: the loss is refused."""
+    store, image = tmp_path / "store", tmp_path / "image"
+    with opened(store) as made:
+        for number in range(40):
+            made.put(lq.Message("t", b"later%d " % number * 200, keys=f"l{number}"))
+        made.wait_dispatched()
+        made.flush()
+        shutil.copytree(store, image)
+    (image / "lock").touch()
+    lost, *_, gone = (path.name for path in sorted((image / "commitlog").iterdir())[1:4])
+    for path in ("commitlog", ".logquarry/names/commitlog"):
+        (image / path / gone).unlink(missing_ok=True)
+    (image / "commitlog" / lost).unlink()
+    before = facts(image)
+    with pytest.raises(LossRefused, match="Nothing was changed"):
+        _by(by, image)
+    assert facts(image) == before
+
+
+@pytest.mark.parametrize(
+    "by", ["an opening", "a RocketMQ recovery", "a recovery", "a crash", "recover", "rebuild"]
+)
 def test_second_names_of_another_day_are_not_restored(tmp_path: Path, by: str) -> None:
     """The user put back the files of an older backup, but kept `.logquarry/names/`."""
     sound, later = _other_days(tmp_path)
@@ -84,12 +119,11 @@ def test_second_names_of_another_day_are_not_restored(tmp_path: Path, by: str) -
     if by == "a recovery":
         # The queues need a recovery, but the log lacks no file.
         shutil.rmtree(sound / "consumequeue")
-    if by == "recover":
-        assert not recover(sound, apply=True, config=config()).applied
-    elif by == "rebuild":
-        lq.rebuild(sound, apply=True, config=config())
-    else:
-        lq.MessageStore.open(sound, mode="rw", config=config()).close()
+    elif by == "a crash":
+        # The broker's `abort`, and no durable offset: only the log shows where it ends.
+        (sound / "abort").touch()
+        (sound / ".logquarry/durable").unlink()
+    _by(by, sound)
     assert _bodies(sound) == before
     assert {path.name for path in (sound / "commitlog").iterdir()} == files
     assert not verify(sound, config=config()).findings
