@@ -212,14 +212,16 @@ class _Stage(Packaged):
             return {self._load}
         return {task.load for task in staged}
 
-    def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def _commit(
+        self, messages: Sequence[WriterCommitMessage | None], *, is_batch: bool = False
+    ) -> None:
         staged = _staged_of(messages)
         if len(staged) != len(messages):
             raise UsageError(
                 f"{counted(len(messages) - len(staged), 'task')} did not report the staged messages"
             )
         for load in self._loads(staged):
-            if commit_load(self._plan, load, staged).was_there:
+            if commit_load(self._plan, load, staged, is_batch=is_batch).was_there:
                 logger.warning("%s: %s was loaded before: nothing appended", self._plan.path, load)
 
     def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -268,7 +270,7 @@ class RocketMQStreamWriter(_Stage, DataSourceStreamArrowWriter):
                     f"batch {batch_id}: tasks staged other loads: {sorted(map(str, loads))}"
                 )
             if loads:
-                self._commit(messages)
+                self._commit(messages, is_batch=True)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Remove the files that the tasks staged."""
