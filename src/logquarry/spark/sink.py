@@ -229,12 +229,16 @@ class _Stage(Packaged):
         ignore_hang_ups()
         staged = _staged_of(messages)
         for load in self._loads(staged):
-            try:
-                discard_load(self._plan, load, staged)
-            except StoreError as error:
-                # The remaining staged files take space, but no later commit loads them.
-                path = self._plan.path
-                logger.warning("%s: staged files of %s could not be removed: %s", path, load, error)
+            _discard_quietly(self._plan, load, staged)
+
+
+def _discard_quietly(plan: LoadPlan, load: LoadId, staged: Sequence[Staged]) -> None:
+    """Remove the staged files of a load that has failed with another error."""
+    try:
+        discard_load(plan, load, staged)
+    except StoreError as error:
+        # The remaining staged files take space, but no later commit loads them.
+        logger.warning("%s: staged files of %s could not be removed: %s", plan.path, load, error)
 
 
 def _staged_of(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
@@ -345,7 +349,7 @@ def load(
         tasks = _staged(df, _Stage(plan, which))
         return commit_load(plan, which, tasks, run=append)
     except BaseException:
-        discard_load(plan, which, tasks)
+        _discard_quietly(plan, which, tasks)
         raise
 
 
