@@ -306,7 +306,8 @@ def _require_repeated(
     else:
         return
     advice = (
-        "the query's checkpoint is older than the store: see docs/sink.md, Lost checkpoint"
+        "the checkpoint is older than the store, or another run of the query has continued: see "
+        "docs/sink.md, Lost checkpoint"
         if is_batch
         else "pass a higher txnVersion for other rows"
     )
