@@ -50,7 +50,7 @@ from logquarry.store.load.ledger import (
 from logquarry.store.load.loading import Loaded
 from logquarry.store.load.segment import Segment, find_segment
 from logquarry.store.message_store import StoreWriter
-from logquarry.text import json_value, plural, size_text
+from logquarry.text import counted, json_value, plural, size_text
 
 logger = logging.getLogger(__name__)
 
@@ -221,15 +221,19 @@ def commit_load(
     *,
     run: RunAppends = append_here,
     disk: Disk | None = None,
+    is_batch: bool = False,
 ) -> LoadSummary:
     """Append the segments of all tasks to the stores, unless an earlier call has done so.
 
     Args:
         run: appends to the stores.
+        is_batch: whether the load is a batch of a stream. A stream repeats only its last batch, so
+            a lower version than the last one is an error.
         disk: the disk for the writes to the folder of the loads; None for the usual disk.
 
     Raises:
-        UsageError: if a task has staged rows of another load.
+        UsageError: if a task has staged rows of another load, or if the load has the version of an
+            earlier load with fewer rows.
         CorruptFile: if a segment has changed since it was staged. If a segment is missing or has
             another size, nothing is appended to any store. If only the content has changed, nothing
             is appended to the store of this segment.
@@ -245,6 +249,7 @@ def commit_load(
         decision.require_segments()
         decision.finish(run)
         if ledger.has(load):
+            _require_repeated(plan, load, tasks, ledger.last(load), is_batch=is_batch)
             _forget(plan, load)
             return LoadSummary(was_there=True)
         if not _began(plan, load, own):
@@ -265,7 +270,7 @@ def commit_load(
             decision.make(load, {plan.store(b).name: some for b, some in segments.items()})
             found = decision.finish(run)
         else:
-            ledger.add(load)
+            ledger.add(load, 0)
             found = {}
         _forget(plan, load)
         if not load.is_named:
@@ -277,6 +282,36 @@ def commit_load(
         was_there=any(loaded.was_there for loaded in found.values()),
         stores={store: (loaded.start, loaded.end) for store, loaded in found.items()},
     )
+
+
+def _require_repeated(
+    plan: LoadPlan,
+    load: LoadId,
+    tasks: Sequence[Staged],
+    last: tuple[int, int | None] | None,
+    *,
+    is_batch: bool,
+) -> None:
+    """Raise UsageError if `load` certainly has rows that the load with its version did not have.
+
+    For example, if a query continues with a checkpoint from a backup, Spark uses the numbers of
+    batches again, for other rows. If the sink skipped such a batch, the rows would be lost.
+    """
+    version, count = last or (load.version, None)
+    rows = sum(segment.rows for task in tasks for _, segment in task.segments)
+    if version > load.version and is_batch:
+        why = f"the last batch in the store is {version}"
+    elif version == load.version and count is not None and rows > count:
+        why = f"it has {counted(rows, 'row')}, and the load with this version has {count}"
+    else:
+        return
+    advice = (
+        "the checkpoint is older than the store, or another run of the query has continued: see "
+        "docs/sink.md, Lost checkpoint"
+        if is_batch
+        else "pass a higher txnVersion for other rows"
+    )
+    raise UsageError(f"{plan.path}: {load} cannot be skipped as loaded before: {why}: {advice}")
 
 
 def _place_dead_letters(plan: LoadPlan, load: LoadId, tasks: Sequence[Staged], disk: Disk) -> None:
@@ -374,7 +409,8 @@ class _Decision:
         ]
         done = dict(zip(stores, run(appendings), strict=True))
         if load.is_named:
-            Ledger(self._disk, root).add(load)
+            rows = sum(segment.rows for segment in chain.from_iterable(stores.values()))
+            Ledger(self._disk, root).add(load, rows)
         self._disk.remove(self._path)
         # Remove the load from the stores' ledgers last: a store does not append a load that its
         # ledger has, so a repetition after a crash appends nothing twice.

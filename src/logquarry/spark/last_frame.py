@@ -65,19 +65,29 @@ def is_other_log(layout: StoreLayout, known: LastFrame) -> bool:
 
     The result is False if the log no longer has the bytes, or if they are damaged.
     """
+    return _has_frame(layout, known) is False
+
+
+def is_same_log(layout: StoreLayout, known: LastFrame) -> bool:
+    """Return whether a log certainly has the frame ``known``."""
+    return _has_frame(layout, known) is True
+
+
+def _has_frame(layout: StoreLayout, known: LastFrame) -> bool | None:
+    """Return whether a log has the frame ``known``; None if its bytes are missing or damaged."""
     reader = LogReader(layout)
     place = known.offset
     if reader.files.at(place) is None:
-        return False
+        return None
     for event in reader.events(place, place + 1):
         if isinstance(event, Run):
-            return _check_sum(event.window, event.rows[:1]) != known.check_sum
+            return _check_sum(event.window, event.rows[:1]) == known.check_sum
         if isinstance(event, BlankSpan):
-            return True
+            return False
         break
     # If another frame or a blank contains the offset, frame_start returns the start of this frame
     # or blank. In damage, frame_start returns the offset unchanged.
-    return frame_start(layout, place) != place
+    return None if frame_start(layout, place) == place else False
 
 
 def _check_sum(window: Window, rows: Rows) -> int:

@@ -12,7 +12,7 @@ import hashlib
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from typing import Any, Final
@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from logquarry.errors import UsageError
+from logquarry.errors import StoreUnavailable, UsageError, write_reason
 from logquarry.log import schema
 from logquarry.log.batches import DamageLog
 from logquarry.log.exported import MOST_BYTES, ExactProperties
@@ -302,23 +302,26 @@ class PartedFiles:
     def add(self, rows: pa.Table) -> None:
         """Write rows, which need ``physical_offset`` and the columns of the files."""
         for values, part in _parted(rows, self.partition_by):
-            # Move the file to the end of the dict: if too many files are open, the task closes the
-            # first file of the dict, which is the least recently used one.
-            file = self._open.pop(values, None) or self._begin(values)
-            self._open[values] = file
-            file.add(part)
-            if file.is_full:
-                self._close(values)
+            with self._writing():
+                # Move the file to the end of the dict: if too many files are open, the task closes
+                # the first file of the dict, which is the least recently used one.
+                file = self._open.pop(values, None) or self._begin(values)
+                self._open[values] = file
+                file.add(part)
+                if file.is_full:
+                    self._close(values)
             del part
 
     def close(self) -> tuple[WrittenFile, ...]:
         """Complete and sync all files, and return them, sorted by path."""
-        while self._open:
-            self._close(next(iter(self._open)))
-        for file in self._written:
-            # Sync in the task, before the commit. Otherwise a power cut could remove a file that
-            # the manifest or the table lists, or the commit would wait for the bytes of all tasks.
-            self.folder.sync(file.staged)
+        with self._writing():
+            while self._open:
+                self._close(next(iter(self._open)))
+            for file in self._written:
+                # Sync in the task, before the commit. Otherwise a power cut could remove a file
+                # that the manifest or the table lists, or the commit would wait for the bytes of
+                # all tasks.
+                self.folder.sync(file.staged)
         return tuple(sorted(self._written, key=lambda file: file.path))
 
     def remove_all(self) -> None:
@@ -326,6 +329,15 @@ class PartedFiles:
         with suppress(OSError):
             for path in self._staged:
                 self.folder.remove(path)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        # Arrow's errors lack the path, and Spark would show them below a Java stack trace.
+        try:
+            yield
+        except OSError as error:
+            where = self.folder.location
+            raise StoreUnavailable(f"{where}: cannot be written: {write_reason(error)}") from error
 
     def _begin(self, values: tuple[Any, ...]) -> _File:
         if len(self._open) >= _MOST_FILES:

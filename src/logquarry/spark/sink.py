@@ -212,14 +212,16 @@ class _Stage(Packaged):
             return {self._load}
         return {task.load for task in staged}
 
-    def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def _commit(
+        self, messages: Sequence[WriterCommitMessage | None], *, is_batch: bool = False
+    ) -> None:
         staged = _staged_of(messages)
         if len(staged) != len(messages):
             raise UsageError(
                 f"{counted(len(messages) - len(staged), 'task')} did not report the staged messages"
             )
         for load in self._loads(staged):
-            if commit_load(self._plan, load, staged).was_there:
+            if commit_load(self._plan, load, staged, is_batch=is_batch).was_there:
                 logger.warning("%s: %s was loaded before: nothing appended", self._plan.path, load)
 
     def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -227,12 +229,16 @@ class _Stage(Packaged):
         ignore_hang_ups()
         staged = _staged_of(messages)
         for load in self._loads(staged):
-            try:
-                discard_load(self._plan, load, staged)
-            except StoreError as error:
-                # The remaining staged files take space, but no later commit loads them.
-                path = self._plan.path
-                logger.warning("%s: staged files of %s could not be removed: %s", path, load, error)
+            _discard_quietly(self._plan, load, staged)
+
+
+def _discard_quietly(plan: LoadPlan, load: LoadId, staged: Sequence[Staged]) -> None:
+    """Remove the staged files of a load that has failed with another error."""
+    try:
+        discard_load(plan, load, staged)
+    except StoreError as error:
+        # The remaining staged files take space, but no later commit loads them.
+        logger.warning("%s: staged files of %s could not be removed: %s", plan.path, load, error)
 
 
 def _staged_of(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
@@ -268,7 +274,7 @@ class RocketMQStreamWriter(_Stage, DataSourceStreamArrowWriter):
                     f"batch {batch_id}: tasks staged other loads: {sorted(map(str, loads))}"
                 )
             if loads:
-                self._commit(messages)
+                self._commit(messages, is_batch=True)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Remove the files that the tasks staged."""
@@ -343,7 +349,7 @@ def load(
         tasks = _staged(df, _Stage(plan, which))
         return commit_load(plan, which, tasks, run=append)
     except BaseException:
-        discard_load(plan, which, tasks)
+        _discard_quietly(plan, which, tasks)
         raise
 
 

@@ -32,7 +32,7 @@ from logquarry.read.batch_queue import open_queue
 from logquarry.read.bulk import warn_of_unknown_topics
 from logquarry.read.log_end import LogFrontier, last_entries
 from logquarry.read.selection import ReadPlan, Selection, time_range
-from logquarry.spark.last_frame import LastFrame, is_other_log, last_frame
+from logquarry.spark.last_frame import LastFrame, is_other_log, is_same_log, last_frame
 from logquarry.spark.options import FORMAT, ReadOptions
 from logquarry.spark.stream_admission import Backlog, StreamOffset, by_bytes, by_rows
 from logquarry.spark.tasks import (
@@ -117,6 +117,7 @@ class StreamPlanner:
             begin = max(layout.commit_log.start, known or 0)
             if begin < end:
                 backlogs[broker] = Backlog(layout, begin, end)
+        _require_names(start, layouts)
         for broker in start.brokers.keys() - layouts.keys():
             self._lose(broker, f"the store of broker {broker!r} no longer exists")
         moved = self._admitted(backlogs, limits, start)
@@ -130,6 +131,7 @@ class StreamPlanner:
         """Plan tasks that read each message between two offsets exactly once."""
         begins = start.brokers if end.first is None else end.first
         layouts = self._layouts()
+        _require_names(start, layouts)
         ranges: list[tuple[str, StoreLayout, int, int]] = []
         for broker, stop in end.brokers.items():
             if begins.get(broker) == stop:
@@ -304,6 +306,23 @@ def _last_frames(
     return {broker: frame for broker, frame in found.items() if frame is not None}
 
 
+def _require_names(start: StreamOffset, layouts: Mapping[str, StoreLayout]) -> None:
+    """Raise UsageError if a store now has another name than in the checkpoint.
+
+    The stream would read this store again from its start.
+    """
+    for broker in start.brokers.keys() - layouts.keys():
+        known = start.frames.get(broker)
+        for name in layouts.keys() - start.brokers.keys():
+            if known is not None and is_same_log(layouts[name], known):
+                raise UsageError(
+                    f"{layouts[name].root}: the stream has read this store as broker {broker!r}, "
+                    f"but its name is {name!r} now, because the name depends on the query's paths "
+                    f"(docs/spark.md, Streams): give paths with which the name is {broker!r}, for "
+                    "example the path of a symbolic link"
+                )
+
+
 def _not_dispatched(
     layout: StoreLayout, end: int, queues: Set[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
@@ -403,6 +422,7 @@ class UnlimitedPlanner(StreamPlanner):
                     f"startingQueueOffsets: differs from the checkpoint's for broker {broker!r}: "
                     f"{_SAME_START}"
                 )
+        _require_names(start, self._layouts())
         for broker, read in start.brokers.items():
             if broker not in end.brokers:
                 self._lose(broker, f"the store of broker {broker!r} no longer exists")

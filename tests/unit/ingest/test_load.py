@@ -20,6 +20,7 @@ from logquarry.format.java import LONG_MAX
 from logquarry.ingest import load as load_module
 from logquarry.ingest.load import (
     Appending,
+    LoadSummary,
     append_to_store,
     commit_load,
     discard_load,
@@ -52,6 +53,31 @@ def test_versions_count_upwards(tmp_path: Path) -> None:
     assert not commit_load(plan, other, staged(plan, [row()], load=other)).was_there
     assert len(messages(tmp_path / "s")) == 3
     assert not list((tmp_path / "s").rglob("*.frames"))
+
+
+@pytest.mark.parametrize("brokers", [1, 2])
+def test_other_rows_under_a_number_that_the_store_has_are_refused(
+    brokers: int, tmp_path: Path
+) -> None:
+    """A query with an older checkpoint gives other rows the number of an earlier batch."""
+    plan = planned(tmp_path / "s", brokers=brokers)
+
+    def batch(version: int, rows: int) -> LoadSummary:
+        load = LoadId("job", version)
+        tasks = staged(plan, [row(queue_id=number) for number in range(rows)], load=load)
+        return commit_load(plan, load, tasks, is_batch=True)
+
+    assert [batch(number, 2).rows for number in (1, 2)] == [2, 2]
+    assert batch(2, 2).was_there
+    assert batch(2, 1).was_there
+    with pytest.raises(UsageError, match=r"2 of job .* 3 rows, .* has 2: .*Lost checkpoint"):
+        batch(2, 3)
+    with pytest.raises(UsageError, match=r"version 1 of job .* is 2: .*Lost checkpoint"):
+        batch(1, 2)
+    assert batch(3, 0).rows == 0
+    with pytest.raises(UsageError, match="3 of job"):
+        batch(3, 1)
+    assert sum(len(messages(plan.store(broker))) for broker in range(brokers)) == 4
 
 
 @pytest.mark.parametrize("is_small", [False, True])
@@ -248,7 +274,7 @@ def test_the_ledger_knows_its_applications(tmp_path: Path) -> None:
     from logquarry.disk.disk import Disk
 
     ledger = Ledger(Disk(), tmp_path)
-    ledger.add(LoadId("имя / with anything", 5))
+    ledger.add(LoadId("имя / with anything", 5), 0)
     assert ledger.has(LoadId("имя / with anything", 5))
     assert not ledger.has(LoadId("имя / with anything", 6))
     assert not ledger.has(LoadId("another", 0))
@@ -258,7 +284,7 @@ def test_a_limit_of_open_files_is_no_damage_of_the_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = Ledger(Disk(), tmp_path)
-    ledger.add(LOAD)
+    ledger.add(LOAD, 0)
 
     def fails(path: object) -> bytes:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)

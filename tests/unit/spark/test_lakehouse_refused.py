@@ -144,13 +144,17 @@ def test_an_iceberg_table_with_another_transform(tmp_path: Path) -> None:
     assert lake.bodies() == [b"a"]
 
 
-def test_a_delta_table_that_forgets_its_marks(tmp_path: Path) -> None:
-    # Once the marks have expired, an export would add all messages a second time.
+def test_a_delta_table_with_properties_that_an_export_cannot_keep(tmp_path: Path) -> None:
+    """A CHECK constraint; and a property with which the export would add all messages again."""
     from deltalake import DeltaTable
 
     lake, store = Lake("delta", tmp_path / "table"), tmp_path / "store"
     put(store, b"a")
     lake.export(store)
+    DeltaTable(lake.dest).alter.add_constraint({"small": "size < 1000"})
+    with pytest.raises(UsageError, match=r"constraint small \(size < 1000\): drop the constraint"):
+        lake.export(store)
+    DeltaTable(lake.dest).alter.drop_constraint("small")
     name = "delta.setTransactionRetentionDuration"
     DeltaTable(lake.dest).alter.set_table_properties({name: "interval 0 seconds"})
     with pytest.raises(UsageError, match=f"{name}.*remove the property"):

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logquarry.errors import CorruptFrame, UnsupportedStore, UsageError
+from logquarry.errors import CorruptFrame, StoreUnavailable, UnsupportedStore, UsageError
 from logquarry.log import schema
 from logquarry.log.splits import LogExtent, LogSplit
 from logquarry.read.selection import Part, PlaceList, QueueSlice, ReadPlan, Selection
@@ -159,6 +159,20 @@ def test_damage(tmp_path: Path, store: Path) -> None:
     assert result.files[0].rows == 59
     (span,) = result.summary.damage
     assert (span.offset, span.kind) == (frame_size, "bad_magic")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+@pytest.mark.parametrize("row_bytes", [1, 64 << 20])
+def test_a_full_disk(
+    row_bytes: int, tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writes of rows fail, or the write of the footer."""
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", row_bytes)
+    monkeypatch.setattr(OutputFolder, "create", lambda *_: pa.OSFile("/dev/full", "wb"))
+    with pytest.raises(
+        StoreUnavailable, match=rf"^{tmp_path}/out: cannot be written: .*: free some space$"
+    ):
+        written(tmp_path, store)
 
 
 def test_names_of_files() -> None:

@@ -1,13 +1,15 @@
-"""The options of the sinks."""
+"""The options of the sinks, and the error of a load that fails."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from logquarry.errors import UsageError
+from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.format.java import INT_MAX, LONG_MAX
+from logquarry.spark import sink
 from logquarry.spark.sink import parse_write_options
 
 
@@ -84,3 +86,16 @@ def test_what_has_no_effect_is_told() -> None:
     assert len(found.remarks) == 1 and found.remarks[0].startswith("txnVersion has no effect")
     found = parse_write_options({"path": "/a", "deadLetterPath": "/d"}, is_stream=False)
     assert found.remarks == ("deadLetterPath has no effect without onRejected=deadLetter",)
+
+
+def test_a_load_that_fails_shows_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another process holds the lock, so the load cannot remove its staged files either."""
+    for name in ("context_of", "_check_schema"):
+        monkeypatch.setattr(sink, name, mock.Mock())
+    for name, text in (("_staged", "no room for a segment"), ("discard_load", "is locked")):
+        monkeypatch.setattr(sink, name, mock.Mock(side_effect=StoreUnavailable(text)))
+    with pytest.raises(StoreUnavailable, match="no room for a segment"):
+        sink.load(mock.Mock(), tmp_path / "store")
+    assert "is locked" in caplog.text

@@ -65,6 +65,25 @@ def test_a_store_that_went(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
         stream.plan()
 
 
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_store_whose_name_has_changed(fails: str, tmp_path: Path) -> None:
+    """A stream would read the store again from its start."""
+    store, link = tmp_path / "b1" / "store", tmp_path / "store"
+    maker = made(store, 20)
+    made(tmp_path / "b2" / "store", 25)
+    stream = Stream(store, failOnDataLoss=fails, maxOffsetsPerTrigger="15")
+    stream.drain(1)
+    assert stream.plan()
+    stream.restart(path=f"{tmp_path}/b*/store")
+    for step in (stream.run, stream.plan):
+        with pytest.raises(UsageError, match=r"as broker 'store', .* is 'b1' now"):
+            step()
+    link.symlink_to(store.rename(tmp_path / "b1" / "copy"))
+    stream.restart(path=str(link))
+    stream.drain()
+    assert stream.places == [("store", f.physical_offset) for f in maker.frames]
+
+
 def test_files_that_expire_ahead_of_the_stream(tmp_path: Path) -> None:
     maker = made(tmp_path / "store", 60)
     stream = Stream(tmp_path / "store", maxOffsetsPerTrigger="5")

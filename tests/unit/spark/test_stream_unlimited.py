@@ -46,6 +46,17 @@ def bodies(stream: Stream) -> list[int]:
     return sorted(int(row["body"]) for row in stream.rows)
 
 
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_store_whose_name_has_changed(fails: str, tmp_path: Path) -> None:
+    grow(tmp_path / "s", 10)
+    stream = UnlimitedStream(tmp_path / "s", failOnDataLoss=fails)
+    stream.drain()
+    (tmp_path / "s").rename(tmp_path / "other")
+    stream.restart(path=str(tmp_path / "other"))
+    with pytest.raises(UsageError, match=r"as broker 's', .* is 'other' now"):
+        stream.drain()
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_each_message_once(tmp_path: Path, again: bool) -> None:
     stream = UnlimitedStream(tmp_path / "s")

@@ -47,6 +47,8 @@ _LOG: Final = "_delta_log"
 _CHECKPOINT: Final = ".checkpoint."
 _FORGET: Final = "delta.setTransactionRetentionDuration"
 """Property of a table: time after which Delta drops the application transactions."""
+_CONSTRAINT: Final = "delta.constraints."
+"""Prefix of the properties that are CHECK constraints: each is an SQL expression."""
 _INDEXED: Final = "delta.dataSkippingStatsColumns"
 """Property of a table: the columns that have statistics in the log.
 
@@ -123,6 +125,14 @@ class Delta:
                 f"{self.name}: with the property {_FORGET}, Delta forgets which messages the table "
                 "has: remove the property. If no export has added messages for longer than "
                 f"{properties[_FORGET]!r}, export into another table"
+            )
+        if constraint := next((name for name in properties if name.startswith(_CONSTRAINT)), None):
+            # Delta requires that a writer checks the rows, but `deltalake` does not check them when
+            # it adds whole files.
+            raise UsageError(
+                f"{self.name}: the export cannot check the constraint "
+                f"{constraint.removeprefix(_CONSTRAINT)} ({properties[constraint]}): drop the "
+                "constraint, or export into another table"
             )
         schema = pa.schema(table.schema().to_arrow())
         return TableState(str(metadata.id), document, schema, partial(_marks, table))

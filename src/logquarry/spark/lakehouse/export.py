@@ -157,7 +157,7 @@ def export_delta(
         UsageError: if an option is invalid, or if filters, columns, partitions or decoding differ
             from the first export into the table.
         StoreNotFound: if a path is not a store.
-        StoreUnavailable: if another export is running in ``dest``.
+        StoreUnavailable: if another export is running in ``dest``, or ``dest`` cannot be written.
     """
     export = delta_export(
         stores, dest, options, table_storage_options=table_storage_options, **table_options

@@ -4,7 +4,7 @@ are in the log.
 ::
 
     intent.json             the load that is being appended, written before its first frame
-    ledger/<app>.json       for each application the last version that is in the log
+    ledger/<app>.json       for each application the last version that is in the log, and its rows
     staged/<app>/<version>/ segments to load
 
 Each JSON file is written under a temporary name, synced, and renamed. The version numbers of an
@@ -138,18 +138,27 @@ class Ledger:
 
         Raises CorruptFile if the record is unreadable.
         """
+        return (self.last(load) or (-1, None))[0] >= load.version
+
+    def last(self, load: LoadId) -> tuple[int, int | None] | None:
+        """Return the version and the number of rows of the application's last load, or None.
+
+        The number of rows is None if an earlier version of logquarry wrote the record.
+
+        Raises CorruptFile if the record is unreadable.
+        """
         path = self._path(load)
         document = read_document(path)
         if document is None:
-            return False
-        version = document.get("version")
+            return None
+        version, rows = document.get("version"), document.get("rows")
         if document.get("app") != load.app or type(version) is not int:
             raise CorruptFile(str(path), 0, f"it is not the record of {load.app!r}")
-        return version >= load.version
+        return version, rows if type(rows) is int else None
 
-    def add(self, load: LoadId) -> None:
-        """Record that a load is in the log and synced."""
-        write_document(self._disk, self._path(load), document(load))
+    def add(self, load: LoadId, rows: int) -> None:
+        """Record that a load with a number of rows is in the log and synced."""
+        write_document(self._disk, self._path(load), {**document(load), "rows": rows})
 
     def forget(self, load: LoadId) -> None:
         """Delete the record of a load that the application will not repeat."""

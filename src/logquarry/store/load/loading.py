@@ -193,7 +193,7 @@ class Loads:
 
     def _done(self, intent: Intent) -> None:
         self.flush()
-        self.ledger.add(intent.load)
+        self.ledger.add(intent.load, intent.rows)
         self.ledger.end()
 
 
