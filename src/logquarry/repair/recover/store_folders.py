@@ -353,8 +353,15 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
     return found
 
 
+_SIZES_DIFFER: Final = (
+    "give the right size of the log's files (mappedFileSizeCommitLog in --config), or move the "
+    "files of another store out of the log's folder. Nothing was changed"
+)
+
+
 def check_file_size(layout: StoreLayout) -> None:
-    """Check that the log's files can have the size in the settings. Reads few bytes.
+    """Check that the log's files can have their size: the size in the settings, or if the settings
+    have none, the inferred size. Reads few bytes.
 
     Raises:
         StoreUnavailable: if a file has a message after this size, or would overlap the next file,
@@ -363,7 +370,7 @@ def check_file_size(layout: StoreLayout) -> None:
     """
     require_stated_size(layout)
     files = layout.commit_log
-    if layout.config.mapped_file_size_commit_log is None or not files.file_size:
+    if not files.file_size:
         return
     for file in files.files:
         _check_length(layout, file)
@@ -377,8 +384,7 @@ def check_file_size(layout: StoreLayout) -> None:
 def _no_place(layout: StoreLayout, file: StoreFile) -> StoreUnavailable:
     return StoreUnavailable(
         f"{layout.filesystem.full_path(file.path)}: no log file of {layout.commit_log.file_size} "
-        "bytes can have this name, but its messages belong there: give the right size of the log's "
-        "files. Nothing was changed"
+        f"bytes can have this name, but its messages belong there: {_SIZES_DIFFER}"
     )
 
 
@@ -389,8 +395,7 @@ def _check_length(layout: StoreLayout, file: StoreFile) -> None:
     if place is not None:
         raise StoreUnavailable(
             f"{layout.filesystem.full_path(file.path)}: {file.size} bytes, with a message at "
-            f"{place}, but the size of the log's files is {size}: give the right size. Nothing "
-            "was changed"
+            f"{place}, but the size of the log's files is {size}: {_SIZES_DIFFER}"
         )
 
 

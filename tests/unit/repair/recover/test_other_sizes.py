@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import logquarry as lq
-from logquarry.errors import CorruptFile, UsageError
+from logquarry.errors import CorruptFile, StoreUnavailable, UsageError
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.read.queue import ConsumeQueue
@@ -67,6 +67,33 @@ def test_rebuild_and_salvage_refuse_other_sizes_of_log_files(tmp_path: Path, siz
     assert facts(root) == before
     assert not (tmp_path / "into").exists()
     assert rebuild(root, apply=True, config=config()).messages == COUNT
+
+
+def test_files_of_a_store_with_smaller_files_among_the_log(tmp_path: Path) -> None:
+    """Most files have the size of the other store, so the inferred size is wrong. A salvage with
+    this size would leave out the messages after this size in each file of the store.
+    """
+    root, other = tmp_path / "store", tmp_path / "other"
+    written(root)
+    with opened(other, mapped_file_size_commit_log=1_024) as store:
+        for _ in range(12):
+            store.put(lq.Message("t", bytes(600)))
+    moved = []
+    for path in sorted((other / "commitlog").iterdir()):
+        target = root / "commitlog" / path.name
+        if not target.exists():
+            moved.append(path.rename(target))
+    words = "move the files of another store out"
+    with pytest.raises(StoreUnavailable, match=words):
+        salvage_store(StoreLayout.open(root), tmp_path / "into")
+    with pytest.raises(StoreUnavailable, match=words):
+        rebuild(root, into=tmp_path / "into")
+    with pytest.raises(StoreUnavailable, match=words):
+        lq.recover(root, apply=True)
+    assert not (tmp_path / "into").exists()
+    for path in moved:
+        path.unlink()
+    assert salvage_store(StoreLayout.open(root), tmp_path / "into").plan.messages == COUNT
 
 
 @pytest.mark.parametrize("size", [20, 200, 4_000])
