@@ -23,7 +23,7 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UnreadableFile, UsageError
 from logquarry.format import broker_json, timer
-from logquarry.format.broker_json import FOLDER_V2, FOLDERS_V1
+from logquarry.format.broker_json import CONFIG_FOLDERS
 from logquarry.format.frame import ENTRY_HEAD, has_entry_head_reference
 from logquarry.log.filesystem import below
 from logquarry.log.layout import StoreLayout
@@ -292,7 +292,7 @@ def _other_files(
         carried.append(COMPACTED)
     # Do not copy these folders of RocksDB. Salvage writes their contents as JSON files, and a
     # broker would ignore the JSON files if it found RocksDB.
-    in_json = {FOLDER_V2, *FOLDERS_V1.values()} if is_read else set()
+    in_json = frozenset(CONFIG_FOLDERS if is_read else ())
     for entry in layout.filesystem.list(CONFIG):
         if entry.is_dir and entry.name not in in_json:
             carried.append(f"{CONFIG}/{entry.name}")
