@@ -233,6 +233,9 @@ def salvage_store(
     found = Salvaged(plan)
     found.carried, found.left_behind = _other_files(layout, plan.config.queue_file_size)
     found.progress, documents = _config(layout, plan)
+    # With tieredStoreMetadata.json, the new store would have the feature that is left behind.
+    for path in (path for one in found.left_behind for path in one.paths):
+        documents.pop(path, None)
     found.left_behind += _unreadable_files(layout, ())
     found.left_behind += _invalid_files(layout, found.carried)
     found.left_behind += [
