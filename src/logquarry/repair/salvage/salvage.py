@@ -60,7 +60,8 @@ _LOST: Final = {
     "storeType=default",
     names.ROCKSDB_CONFIG: "copied as it is, but a broker with storeType=default reads JSON files: "
     "install logquarry[rocksdb] to get them, or create the topics again",
-    names.ROCKSDB_STORE: "index, timers and transactions in RocksDB are not carried over",
+    names.ROCKSDB_STORE: "index and transactions in RocksDB are not carried over; waiting timer "
+    "messages get a timer wheel",
     names.QUEUE_EXT: "the extension units of the queues; the broker then filters by the messages",
     names.TIERED: "messages that are only in the tiered storage are not read",
     names.CONTROLLER: "the epochs of the controller: the new store begins as one without them",
