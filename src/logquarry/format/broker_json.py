@@ -416,6 +416,18 @@ FOLDERS_V1: Final = {
 version 1.
 """
 FOLDER_V2: Final = "rdb"
+FOLDER_SINGLE: Final = "metadata"
+"""Folder in ``config/`` that has all these tables in one database
+(``useSingleRocksDBForAllConfigs``), in the layout of version 1.
+"""
+FAMILIES: Final = {
+    TOPICS_FILE: "topic",
+    SUBSCRIPTION_GROUP_FILE: "subscriptionGroup",
+    CONSUMER_OFFSET_FILE: "consumerOffset",
+}
+"""Name of a JSON file -> name of the table's column family in ``FOLDER_SINGLE``."""
+CONFIG_FOLDERS: Final = (*FOLDERS_V1.values(), FOLDER_SINGLE, FOLDER_V2)
+"""All folders in ``config/`` that are RocksDB databases."""
 
 _TABLES: Final = {
     TOPICS_FILE: "topicConfigTable",

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logquarry.errors import CorruptFile, LogquarryError, MissingExtra, UsageError
 from logquarry.format import broker_json
-from logquarry.format.broker_json import FOLDER_V2, FOLDERS_V1
+from logquarry.format.broker_json import FAMILIES, FOLDER_SINGLE, FOLDER_V2, FOLDERS_V1
 from logquarry.log.filesystem import FileSystem, LocalFileSystem
 from logquarry.text import listed
 
@@ -227,7 +227,10 @@ def place_of(filesystem: FileSystem, file: str) -> str | None:
     if file not in FOLDERS_V1:
         return None
     there = {entry.name for entry in filesystem.list(_CONFIG) if entry.is_dir}
-    folders = (f"{_CONFIG}/{n}" for n in (FOLDER_V2, FOLDERS_V1[file]) if n in there)
+    # A broker that begins to use the single database copies the folders of version 1 into it, and
+    # does not delete these folders.
+    names = (FOLDER_V2, FOLDER_SINGLE, FOLDERS_V1[file])
+    folders = (f"{_CONFIG}/{name}" for name in names if name in there)
     return next((folder for folder in folders if is_there(filesystem, folder)), None)
 
 
@@ -243,9 +246,10 @@ def read_config(filesystem: FileSystem, file: str) -> bytes:
         return filesystem.read(f"{_CONFIG}/{file}")
     database = RocksDb(filesystem, folder)
     version = 2 if folder.endswith(FOLDER_V2) else 1
+    family = FAMILIES[file] if folder.endswith(FOLDER_SINGLE) else _FAMILY
     prefixes = broker_json.prefixes(file, version)
     try:
-        items = chain.from_iterable(database.prefixed(_FAMILY, prefix) for prefix in prefixes)
+        items = chain.from_iterable(database.prefixed(family, prefix) for prefix in prefixes)
         return broker_json.document(file, items, version=version)
     except ValueError as error:
         raise CorruptFile(database.path, 0, str(error)) from error

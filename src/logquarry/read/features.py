@@ -82,7 +82,7 @@ _KNOWN_CONFIG: Final = frozenset(
         *("consumerFilter.json", "consumerOrderInfo.json", "messageRequestMode.json"),
         *("topicQueueMapping.json", "lmqConsumerOffset.json", "transactionMetrics"),
         *("timermetrics", "timercheck", "tieredStoreMetadata.json"),
-        *(*broker_json.FOLDERS_V1.values(), broker_json.FOLDER_V2),
+        *broker_json.CONFIG_FOLDERS,
     }
 )
 
@@ -169,8 +169,7 @@ def other_queues(layout: StoreLayout) -> OtherQueues:
 def rocksdb_config(layout: StoreLayout) -> Feature | None:
     """Return the feature ROCKSDB_CONFIG; None if the store lacks it. Reads only names."""
     there = {entry.name for entry in layout.filesystem.list(CONFIG) if entry.is_dir}
-    folders = (*broker_json.FOLDERS_V1.values(), broker_json.FOLDER_V2)
-    evidence = tuple(f"{CONFIG}/{name}/" for name in folders if name in there)
+    evidence = tuple(f"{CONFIG}/{name}/" for name in broker_json.CONFIG_FOLDERS if name in there)
     if not evidence:
         return None
     return Feature(ROCKSDB_CONFIG, evidence, "topics, groups and consumer offsets are in RocksDB")

@@ -1,16 +1,24 @@
-"""RocksDB folders that cannot be opened, although their files may be sound."""
+"""RocksDB folders that cannot be opened, and a folder with several tables."""
 
 from __future__ import annotations
 
 import errno
+import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import logquarry as lq
+from logquarry.disk.config_file import consumer_offsets
 from logquarry.errors import CorruptFile, StoreNotFound
 from logquarry.log.filesystem import Entry, LocalFileSystem
+from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb, lost_files
+from logquarry.read.features import ROCKSDB_CONFIG
+from logquarry.repair.salvage.salvage import salvage_store
+from tests.helpers.small_store import opened
 from tests.unit.log.test_rocksdb_manifest import manifest, new_file
 
 
@@ -95,3 +103,37 @@ def test_an_unreadable_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert str(lost) == "MANIFEST-000005, which CURRENT names, is unreadable"
     name = "CURRENT"
     assert lost_files(files, "db") is None
+
+
+def test_topics_groups_and_offsets_in_one_database(tmp_path: Path) -> None:
+    """A broker with ``useSingleRocksDBForAllConfigs`` has a column family for each table."""
+    rocksdict = pytest.importorskip("rocksdict")
+    root, new = tmp_path / "store", tmp_path / "new"
+    with opened(root) as store:
+        store.put(lq.Message("Orders", b"1"))
+    records = {
+        "topic": (b"Orders", {"topicName": "Orders", "readQueueNums": 7, "writeQueueNums": 7}),
+        "topicVersion": (b"kvDataVersionKey", {"counter": 11}),
+        "subscriptionGroup": (b"cg", {"groupName": "cg", "retryMaxTimes": 3}),
+        "consumerOffset": (b"Orders@cg", {"offsetTable": {"0": 1}}),
+    }
+    options = rocksdict.Options(raw_mode=True)
+    options.create_missing_column_families(True)
+    families: Any = {name: rocksdict.Options(raw_mode=True) for name in records}
+    path = root / "config" / "metadata"
+    with rocksdict.Rdict(str(path), options, families) as database:
+        for name, (key, value) in records.items():
+            database.get_column_family(name)[key] = json.dumps(value).encode()
+    # The broker copied the offsets into the one database, and left this folder.
+    with rocksdict.Rdict(str(path.with_name("consumerOffsets")), options) as database:
+        database[b"Orders@cg"] = b'{"offsetTable":{"0":0}}'
+    salvage_store(StoreLayout.open(root), new)
+    for folder in (root, new):
+        with lq.MessageStore.open(folder) as store:
+            assert (ROCKSDB_CONFIG in store.features) == (folder == root)
+            assert not store.features.unknown
+            assert store.layout.read_topics()["Orders"].read_queues == 7
+            assert consumer_offsets(store.layout) == {("Orders", "cg"): {0: 1}}
+    groups = json.loads((new / "config" / "subscriptionGroup.json").read_text("utf-8"))
+    assert groups["subscriptionGroupTable"]["cg"]["retryMaxTimes"] == 3
+    assert not (new / "config" / "metadata").exists()

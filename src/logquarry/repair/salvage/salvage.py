@@ -23,7 +23,7 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UnreadableFile, UsageError
 from logquarry.format import broker_json, timer
-from logquarry.format.broker_json import FOLDER_V2, FOLDERS_V1
+from logquarry.format.broker_json import CONFIG_FOLDERS
 from logquarry.format.frame import ENTRY_HEAD, has_entry_head_reference
 from logquarry.log.filesystem import below
 from logquarry.log.layout import StoreLayout
@@ -60,7 +60,8 @@ _LOST: Final = {
     "storeType=default",
     names.ROCKSDB_CONFIG: "copied as it is, but a broker with storeType=default reads JSON files: "
     "install logquarry[rocksdb] to get them, or create the topics again",
-    names.ROCKSDB_STORE: "index, timers and transactions in RocksDB are not carried over",
+    names.ROCKSDB_STORE: "index and transactions in RocksDB are not carried over; waiting timer "
+    "messages get a timer wheel",
     names.QUEUE_EXT: "the extension units of the queues; the broker then filters by the messages",
     names.TIERED: "messages that are only in the tiered storage are not read",
     names.CONTROLLER: "the epochs of the controller: the new store begins as one without them",
@@ -233,6 +234,9 @@ def salvage_store(
     found = Salvaged(plan)
     found.carried, found.left_behind = _other_files(layout, plan.config.queue_file_size)
     found.progress, documents = _config(layout, plan)
+    # With tieredStoreMetadata.json, the new store would have the feature that is left behind.
+    for path in (path for one in found.left_behind for path in one.paths):
+        documents.pop(path, None)
     found.left_behind += _unreadable_files(layout, ())
     found.left_behind += _invalid_files(layout, found.carried)
     found.left_behind += [
@@ -292,7 +296,7 @@ def _other_files(
         carried.append(COMPACTED)
     # Do not copy these folders of RocksDB. Salvage writes their contents as JSON files, and a
     # broker would ignore the JSON files if it found RocksDB.
-    in_json = {FOLDER_V2, *FOLDERS_V1.values()} if is_read else set()
+    in_json = frozenset(CONFIG_FOLDERS if is_read else ())
     for entry in layout.filesystem.list(CONFIG):
         if entry.is_dir and entry.name not in in_json:
             carried.append(f"{CONFIG}/{entry.name}")

@@ -408,6 +408,16 @@ def test_the_new_store_goes_on(made: Made, tmp_path: Path) -> None:
     )
 
 
+def test_the_new_store_of_a_tiered_one_can_be_written(made: Made, tmp_path: Path) -> None:
+    (made.root / "config").mkdir()
+    for name in ("tieredStoreMetadata.json", "tieredStoreMetadata.json.bak"):
+        (made.root / "config" / name).write_text("{}")
+    found = saved(made.root, tmp_path / "new", **SIZES)
+    assert [one.feature for one in found.left_behind] == ["tiered"]
+    with lq.MessageStore.open(tmp_path / "new", mode="rw", config=found.plan.config) as store:
+        store.put(lq.Message("Orders", b"new"))
+
+
 # --------------------------------------------------------------------------------------- refusals
 def test_a_folder_with_something_in_it_is_refused(made: Made, tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
