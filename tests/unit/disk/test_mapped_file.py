@@ -126,11 +126,11 @@ def test_a_file_that_is_closed_during_a_select(
     file = MappedFile(disk, tmp_path / "0", 0, SIZE)
     file.set_positions(SIZE)
 
-    def close(_: ReadableMap, chunk: int) -> int:
+    def close(_: ReadableMap, chunk: int) -> tuple[int, int]:
         file.close()
-        return SIZE
+        return 0, SIZE
 
-    monkeypatch.setattr(ReadableMap, "_good_end", close)
+    monkeypatch.setattr(ReadableMap, "_good_range", close)
     assert file.select(0) is None or not file.address
 
 
