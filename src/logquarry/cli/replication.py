@@ -24,14 +24,11 @@ if TYPE_CHECKING:
 
     from logquarry.config import StoreConfig
     from logquarry.protocol.ha_messages import HaTimes
-    from logquarry.replication import ConfigSync, HaSlave, MasterStatus, SlaveOptions
-
+    from logquarry.replication import ConfigSync, ConfigSynced, HaSlave, MasterStatus, SlaveOptions
 
 _STATUS_SECONDS: Final = 0.2
 _TRIES: Final = 5
-"""With ``--once``, the command gives up after this many attempts (about 3 s) without a received
-byte.
-"""
+"""With ``--once``, the command gives up after this many attempts (about 3 s) without an answer."""
 
 
 # ------------------------------------------------------------------------- addresses, TLS, status
@@ -236,8 +233,9 @@ def replicate(
     context = client_tls(tls, tls_ca, tls_cert, tls_key, tls_name)
     from logquarry.config import StoreConfig
     from logquarry.disk.folders import held_by
+    from logquarry.format.broker_json import TOPICS_FILE
     from logquarry.log.location import local_folder
-    from logquarry.log.store_files import LOCK
+    from logquarry.log.store_files import CONFIG, LOCK
     from logquarry.replication import ConfigSync, ConfigSyncOptions, HaSlave, SlaveOptions
     from logquarry.store.store_engine import check_openable
 
@@ -262,7 +260,9 @@ def replicate(
         # An opening reads from topics.json which topics have batch queues. A slave that gets the
         # log without topics.json would write simple queues for these topics.
         with outcome.writing(folder, settings) as (_, opened):
-            _fetch_first(out, ConfigSync(opened, *broker, options=fetches), root)
+            _fetch_first(
+                out, ConfigSync(opened, *broker, options=fetches), root / CONFIG / TOPICS_FILE
+            )
     with (
         outcome.writing(folder, settings) as (waiting, opened),
         HaSlave(opened, host, port, options=follows) as slave,
@@ -278,10 +278,10 @@ def replicate(
         if once and not slave.status().has_all:
             raise _no_master(slave.status().trouble)
         if sync is not None:
-            _fetch_last(out, sync)
+            for name in _fetched(sync).missing:
+                out.note(f"{sync.master}: the master has no {name}")
         opened.wait_dispatched()
-        # Flush here, although close() flushes too, because a failed flush is an error that names
-        # the cause.
+        # close() flushes too, but the error of this call names the cause.
         opened.flush()
         end = opened.max_offset
     out.note(f"{folder} has the master's log up to {end}")
@@ -308,39 +308,30 @@ def _no_master(trouble: str) -> ReplicationError:
     )
 
 
-def _fetch_first(out: Output, sync: ConfigSync, root: Path) -> None:
-    """Copy config/ before the log. If that fails, the later copies of the command try again. But
-    raise ReplicationError if the slave still lacks the master's topics.json.
-    """
-    from logquarry.errors import ProtocolViolation
-    from logquarry.format.broker_json import TOPICS_FILE
-    from logquarry.log.store_files import CONFIG
-
+def _fetched(sync: ConfigSync) -> ConfigSynced:
+    """Copy config/ once. Raises ReplicationError if a file that the master has was not copied."""
     try:
         synced = sync.sync()
-        if TOPICS_FILE in synced.missing:
-            return
-        problem = "; ".join(synced.problems)
-    except (OSError, ProtocolViolation) as error:
-        problem = f"config/ was not copied: {error}"
-    if not (root / CONFIG / TOPICS_FILE).exists():
-        raise ReplicationError(
-            f"{sync.master}: {problem}. Only {TOPICS_FILE} shows which topics have batch queues, "
-            "and the store has none: start the command again when the master's broker serves it"
-        )
-    if problem:
-        out.note(f"{sync.master}: {problem}")
-
-
-def _fetch_last(out: Output, sync: ConfigSync) -> None:
-    try:
-        synced = sync.sync()
-    except OSError as error:
+    except (OSError, ReplicationError) as error:
         raise ReplicationError(f"{sync.master}: config/ was not copied: {error}") from error
-    for name in synced.missing:
-        out.note(f"{sync.master}: the master has no {name}")
-    if synced.problems:
-        raise ReplicationError(f"{sync.master}: {'; '.join(synced.problems)}")
+    if not synced.problems:
+        return synced
+    raise ReplicationError(f"{sync.master}: {'; '.join(synced.problems)}")
+
+
+def _fetch_first(out: Output, sync: ConfigSync, topics: Path) -> None:
+    """Copy config/ before the log. If this fails, raise ReplicationError only if the slave has no
+    topics.json, because later copies of the command try again.
+    """
+    try:
+        _fetched(sync)
+    except ReplicationError as error:
+        if not topics.exists():
+            raise ReplicationError(
+                f"{error}. Only {topics.name} shows which topics have batch queues, and the store "
+                "has none: start the command again when the master's broker serves it"
+            ) from error
+        out.note(str(error))
 
 
 def _lines(out: Output, slave: HaSlave, sync: ConfigSync | None, *, ends: bool) -> Iterator[str]:

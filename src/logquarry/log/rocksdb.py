@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logquarry.errors import CorruptFile, LogquarryError, MissingExtra, UsageError
-from logquarry.format import broker_json
-from logquarry.format.broker_json import FAMILIES, FOLDER_SINGLE, FOLDER_V2, FOLDERS_V1
+from logquarry.format import config_records
+from logquarry.format.config_records import CONFIG_TABLES, FOLDER_SINGLE, FOLDER_V2
 from logquarry.log.filesystem import FileSystem, LocalFileSystem
 from logquarry.text import listed
 
@@ -224,12 +224,12 @@ def place_of(filesystem: FileSystem, file: str) -> str | None:
     """Return the RocksDB folder in which RocketMQ 5 keeps the content of a JSON file of
     ``config/``; None if there is no such folder.
     """
-    if file not in FOLDERS_V1:
+    if file not in CONFIG_TABLES:
         return None
     there = {entry.name for entry in filesystem.list(_CONFIG) if entry.is_dir}
     # A broker that begins to use the single database copies the folders of version 1 into it, and
     # does not delete these folders.
-    names = (FOLDER_V2, FOLDER_SINGLE, FOLDERS_V1[file])
+    names = (FOLDER_V2, FOLDER_SINGLE, CONFIG_TABLES[file].folder)
     folders = (f"{_CONFIG}/{name}" for name in names if name in there)
     return next((folder for folder in folders if is_there(filesystem, folder)), None)
 
@@ -246,11 +246,11 @@ def read_config(filesystem: FileSystem, file: str) -> bytes:
         return filesystem.read(f"{_CONFIG}/{file}")
     database = RocksDb(filesystem, folder)
     version = 2 if folder.endswith(FOLDER_V2) else 1
-    family = FAMILIES[file] if folder.endswith(FOLDER_SINGLE) else _FAMILY
-    prefixes = broker_json.prefixes(file, version)
+    family = CONFIG_TABLES[file].family if folder.endswith(FOLDER_SINGLE) else _FAMILY
+    prefixes = config_records.prefixes(file, version)
     try:
         items = chain.from_iterable(database.prefixed(family, prefix) for prefix in prefixes)
-        return broker_json.document(file, items, version=version)
+        return config_records.document(file, items, version=version)
     except ValueError as error:
         raise CorruptFile(database.path, 0, str(error)) from error
 
@@ -259,7 +259,7 @@ def tables_in_rocksdb(filesystem: FileSystem) -> dict[str, bytes] | None:
     """Return all documents that RocksDB has, by the name of the JSON file; None if one cannot be
     read.
     """
-    found = [file for file in FOLDERS_V1 if place_of(filesystem, file) is not None]
+    found = [file for file in CONFIG_TABLES if place_of(filesystem, file) is not None]
     try:
         return {file: read_config(filesystem, file) for file in found}
     except (CorruptFile, UsageError):

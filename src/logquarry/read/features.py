@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from logquarry.format import broker_json, sys_flag
 from logquarry.format import properties as props
+from logquarry.format.config_records import CONFIG_FOLDERS
 from logquarry.format.frame import MAGIC_V2, Frame
 from logquarry.log import log_place
 from logquarry.log.broker_version import ROCKSDB_STORE as INDEX_TAGS_SINCE
@@ -82,7 +83,7 @@ _KNOWN_CONFIG: Final = frozenset(
         *("consumerFilter.json", "consumerOrderInfo.json", "messageRequestMode.json"),
         *("topicQueueMapping.json", "lmqConsumerOffset.json", "transactionMetrics"),
         *("timermetrics", "timercheck", "tieredStoreMetadata.json"),
-        *broker_json.CONFIG_FOLDERS,
+        *CONFIG_FOLDERS,
     }
 )
 
@@ -169,7 +170,7 @@ def other_queues(layout: StoreLayout) -> OtherQueues:
 def rocksdb_config(layout: StoreLayout) -> Feature | None:
     """Return the feature ROCKSDB_CONFIG; None if the store lacks it. Reads only names."""
     there = {entry.name for entry in layout.filesystem.list(CONFIG) if entry.is_dir}
-    evidence = tuple(f"{CONFIG}/{name}/" for name in broker_json.CONFIG_FOLDERS if name in there)
+    evidence = tuple(f"{CONFIG}/{name}/" for name in CONFIG_FOLDERS if name in there)
     if not evidence:
         return None
     return Feature(ROCKSDB_CONFIG, evidence, "topics, groups and consumer offsets are in RocksDB")

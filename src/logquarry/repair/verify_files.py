@@ -18,7 +18,7 @@ from logquarry.dialect31.open_transactions import transaction_frames
 from logquarry.dialect31.state_table import TransactionCheck
 from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile
 from logquarry.format import broker_json, checkpoint, properties, queue_entry
-from logquarry.format.broker_json import FOLDERS_V1
+from logquarry.format.config_records import CONFIG_TABLES
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import kept_settings
 from logquarry.log.broker_version import OFFSET_AT, ROCKSDB_STORE, harmed_offset
@@ -155,7 +155,7 @@ def check_config(layout: StoreLayout, report: VerifyReport) -> None:
             broker_json.decode_subscription_group_document, needs_version=False
         ),
     }
-    for file in FOLDERS_V1 if is_installed() else ():
+    for file in CONFIG_TABLES if is_installed() else ():
         place = place_of(layout.filesystem, file)
         try:
             _ = place is None or decoders.get(file, bytes)(read_config(layout.filesystem, file))

@@ -23,7 +23,7 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UnreadableFile, UsageError
 from logquarry.format import broker_json, timer
-from logquarry.format.broker_json import CONFIG_FOLDERS
+from logquarry.format.config_records import CONFIG_FOLDERS
 from logquarry.format.frame import ENTRY_HEAD, has_entry_head_reference
 from logquarry.log.filesystem import below
 from logquarry.log.layout import StoreLayout
