@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from logquarry.disk.disk import Disk
-from logquarry.errors import LogquarryError, StoreUnavailable
+from logquarry.errors import StoreUnavailable
 from logquarry.log.store_files import SIDECAR, is_offset_name, quarantine
 
 logger = logging.getLogger(__name__)
@@ -139,9 +139,10 @@ class NameGuard:
         """Context manager: after a crash, restore the first names that files have lost. Yield the
         restored paths.
 
-        At the end of the block, remove all second names durably. If the block raises a
-        LogquarryError, for example because a recovery is refused, remove the restored first names
-        instead, so that nothing has changed.
+        At the end of the block, remove all second names durably. If the block raises an error or is
+        interrupted, for example because a recovery is refused, remove the restored first names
+        instead, so that nothing has changed. A file whose second name was removed meanwhile keeps
+        its first name.
 
         If a file was renamed in its folder, its first name is not restored from the hard link,
         because a recovery renames the file back. The method does not restore files that retention
@@ -165,10 +166,12 @@ class NameGuard:
             back += self.check()
         try:
             yield back
-        except LogquarryError:
+        except BaseException:
             for path in back:
-                self._disk.remove(path)
-                logger.warning("%s: removed again; the file is %s", path, link_of(path))
+                there = _file_at(link_of(path))
+                if there is not None and there == _file_at(path):
+                    self._disk.remove(path)
+                    logger.warning("%s: removed again; the file is %s", path, link_of(path))
             raise
         for path in sorted(foreign):
             self._set_aside(path)

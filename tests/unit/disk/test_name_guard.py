@@ -90,6 +90,27 @@ def test_it_comes_back_after_a_crash(disk: FaultyDisk, tmp_path: Path) -> None:
     assert second_names(tmp_path) == []
 
 
+@pytest.mark.parametrize("error", [StoreUnavailable, OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_an_interrupted_recovery_leaves_the_names(
+    disk: FaultyDisk, tmp_path: Path, error: type[BaseException], *, is_removed: bool
+) -> None:
+    """But if the second name was removed meanwhile, the file must keep its first name."""
+    queue = make(disk, tmp_path)
+    path = put(queue, b"acked")
+    queue.flush()
+    path.unlink()
+    guard = NameGuard(FaultyDisk())
+    with pytest.raises(error), guard.restored([path.parent]) as back:
+        assert back == [path]
+        if is_removed:
+            link_of(path).unlink()
+        raise error("text")
+    left = path if is_removed else link_of(path)
+    assert left.read_bytes().startswith(b"acked")
+    assert path.exists() is is_removed
+
+
 def test_what_retention_deletes_stays_deleted(disk: FaultyDisk, tmp_path: Path) -> None:
     queue = make(disk, tmp_path)
     first = put(queue, b"x" * SIZE)

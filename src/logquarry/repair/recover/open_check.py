@@ -301,8 +301,8 @@ def settled_names(layout: StoreLayout, config: StoreConfig, disk: Disk) -> Itera
     """Context manager: restore lost files from their second names if the store lacks files. At the
     end of the block, remove the second names.
 
-    If the block raises a LogquarryError, nothing has changed. The caller must hold the store's
-    lock.
+    If the block raises an error or is interrupted, nothing has changed. The caller must hold the
+    store's lock.
     """
     root = Path(layout.root)
     is_whole = _lacks_no_file(layout, config)

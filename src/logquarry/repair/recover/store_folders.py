@@ -120,7 +120,7 @@ def restored_names(layout: StoreLayout, disk: Disk) -> AbstractContextManager[li
     synced, has a second name (a hard link). After a crash, a file may have only its second name,
     and its messages would count as lost. At the end of the block, all second names are removed.
     Otherwise, a file that a recovery moves to quarantine would be restored later. If the block
-    raises an error, all names are as they were.
+    raises an error or is interrupted, all names are as they were.
     """
     return NameGuard(disk).restored(_named_folders(Path(layout.root), layout.log_folders))
 
