@@ -309,13 +309,14 @@ def _no_master(trouble: str) -> ReplicationError:
 
 
 def _fetch_first(out: Output, sync: ConfigSync, root: Path) -> None:
-    """Copy config/ before the log. If that fails, the later copies of the command try again. But
-    raise ReplicationError if the slave still lacks the master's topics.json.
+    """Copy config/ before the log. If that fails, the later copies of the command try again. But if
+    the master has topics.json and the slave still lacks it, raise ReplicationError.
     """
     from logquarry.errors import ProtocolViolation
     from logquarry.format.broker_json import TOPICS_FILE
     from logquarry.log.store_files import CONFIG
 
+    topics = root / CONFIG / TOPICS_FILE
     try:
         synced = sync.sync()
         if TOPICS_FILE in synced.missing:
@@ -323,13 +324,13 @@ def _fetch_first(out: Output, sync: ConfigSync, root: Path) -> None:
         problem = "; ".join(synced.problems)
     except (OSError, ProtocolViolation) as error:
         problem = f"config/ was not copied: {error}"
-    if not (root / CONFIG / TOPICS_FILE).exists():
+        if topics.exists():
+            out.note(f"{sync.master}: {problem}")
+    if not topics.exists():
         raise ReplicationError(
             f"{sync.master}: {problem}. Only {TOPICS_FILE} shows which topics have batch queues, "
             "and the store has none: start the command again when the master's broker serves it"
         )
-    if problem:
-        out.note(f"{sync.master}: {problem}")
 
 
 def _fetch_last(out: Output, sync: ConfigSync) -> None:
