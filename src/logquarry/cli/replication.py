@@ -320,9 +320,7 @@ def _fetched(sync: ConfigSync) -> ConfigSynced:
 
 
 def _fetch_first(out: Output, sync: ConfigSync, topics: Path) -> None:
-    """Copy config/ before the log. If this fails, raise ReplicationError only if the slave has no
-    topics.json, because later copies of the command try again.
-    """
+    """Copy config/ before the log. A failure is an error only if there is no topics.json."""
     try:
         _fetched(sync)
     except ReplicationError as error:
@@ -331,7 +329,8 @@ def _fetch_first(out: Output, sync: ConfigSync, topics: Path) -> None:
                 f"{error}. Only {topics.name} shows which topics have batch queues, and the store "
                 "has none: start the command again when the master's broker serves it"
             ) from error
-        out.note(str(error))
+        if error.__cause__ is not None:  # The copy itself logs problems of single files.
+            out.note(str(error))
 
 
 def _lines(out: Output, slave: HaSlave, sync: ConfigSync | None, *, ends: bool) -> Iterator[str]:

@@ -183,9 +183,8 @@ class NameGuard:
         In a copy of an open store, the two names can belong to two files, because ``cp -r`` copies
         each hard link as a separate file. If the file with the second name differs from the file
         with the first name, it can contain messages that no other file has. So it is moved to
-        quarantine. With ``keeps_lost``, a file that is
-        not empty, and has only a second name, is moved to quarantine too, except files that
-        retention has deleted.
+        quarantine. With ``keeps_lost``, a file that is not empty, and has only a second name, is
+        moved to quarantine too, except files that retention has deleted.
         """
         expired = self._expired(folders) if keeps_lost else set()
         for folder in folders:

@@ -227,13 +227,13 @@ def commit_load(
 
     Args:
         run: appends to the stores.
+        disk: the disk for the writes to the folder of the loads; None for the usual disk.
         is_batch: whether the load is a batch of a stream. A stream repeats only its last batch, so
             a lower version than the last one is an error.
-        disk: the disk for the writes to the folder of the loads; None for the usual disk.
 
     Raises:
-        UsageError: if a task has staged rows of another load, or if the load has the version of an
-            earlier load with fewer rows.
+        UsageError: if a task has staged rows of another load, if the load has the version of the
+            last load, but more rows, or if a batch has a lower version than the last load.
         CorruptFile: if a segment has changed since it was staged. If a segment is missing or has
             another size, nothing is appended to any store. If only the content has changed, nothing
             is appended to the store of this segment.
@@ -292,7 +292,7 @@ def _require_repeated(
     *,
     is_batch: bool,
 ) -> None:
-    """Raise UsageError if `load` certainly has rows that the load with its version did not have.
+    """Raise UsageError if `load` is certainly no repetition of an earlier load.
 
     For example, if a query continues with a checkpoint from a backup, Spark uses the numbers of
     batches again, for other rows. If the sink skipped such a batch, the rows would be lost.

@@ -53,7 +53,9 @@ class OpenFiles:
 
     def read_from(self, path: str, position: int, length: int) -> memoryview:
         """Read at least ``length`` bytes; fewer if the file ends earlier, and none if it was
-        deleted. Raises StoreNotFound if the file exists but cannot be read.
+        deleted, or if ``position`` is negative.
+
+        Raises StoreNotFound if the file exists but cannot be read.
         """
         view = self.view(path)
         return _NO_BYTES if view is None or position < 0 else view.window(position, length)

@@ -233,7 +233,9 @@ class _Stage(Packaged):
 
 
 def _discard_quietly(plan: LoadPlan, load: LoadId, staged: Sequence[Staged]) -> None:
-    """Remove the staged files of a load that has failed with another error."""
+    """Remove the staged files of a load that failed. If that fails too, only log a warning, so that
+    the user sees the first error.
+    """
     try:
         discard_load(plan, load, staged)
     except StoreError as error:

@@ -298,22 +298,22 @@ def recovered_store(
 
 @contextlib.contextmanager
 def settled_names(layout: StoreLayout, config: StoreConfig, disk: Disk) -> Iterator[None]:
-    """Context manager: restore lost files from their second names if the store lacks files. At the
-    end of the block, remove the second names.
+    """Context manager: if the store lacks files, restore them from their second names. At the end
+    of the block, remove the second names.
 
-    If the block raises an error or is interrupted, nothing has changed. The caller must hold the
-    store's lock.
+    If the block raises an error or is interrupted, all names are as they were. The
+    caller must hold the store's lock.
     """
     root = Path(layout.root)
-    is_whole = _lacks_no_file(layout, config)
-    with contextlib.nullcontext() if is_whole else restored_names(layout, disk):
+    are_foreign = _are_foreign(layout, config)
+    with contextlib.nullcontext() if are_foreign else restored_names(layout, disk):
         yield
-    if is_whole:
+    if are_foreign:
         discard_names(root, layout.log_folders, disk)
 
 
-def _lacks_no_file(layout: StoreLayout, config: StoreConfig) -> bool:
-    """Whether no file that has only a second name belongs to the log.
+def _are_foreign(layout: StoreLayout, config: StoreConfig) -> bool:
+    """Whether files have only a second name, and none of these files belongs to the store.
 
     After a crash, the queues may not show yet that a lost file has messages. But the writer begins
     a log file only after the previous file is full. So if the log ends before zeros in one of its

@@ -93,12 +93,6 @@ def check_entries(root: Path, config: StoreConfig) -> None:
         _check_once(path, _check(path), places)
 
 
-def has_names(root: Path, log_folders: LogFolders) -> bool:
-    """Whether files of the log or the index have second names."""
-    folders = _named_folders(root, log_folders)
-    return any(any(links_of(folder).glob("*")) for folder in folders)
-
-
 def lost_names(root: Path, log_folders: LogFolders) -> list[Path]:
     """Return the first names that files of the log and the index have lost."""
     return [
@@ -132,8 +126,9 @@ def discard_names(root: Path, log_folders: LogFolders, disk: Disk) -> None:
     the store, or to another store: for example, the user has put back the store's files from a
     backup, but has kept `.logquarry/`. Such a file is moved to quarantine.
     """
-    if has_names(root, log_folders):
-        NameGuard(disk).discard(_named_folders(root, log_folders), keeps_lost=True)
+    folders = _named_folders(root, log_folders)
+    if any(any(links_of(folder).glob("*")) for folder in folders):
+        NameGuard(disk).discard(folders, keeps_lost=True)
 
 
 def check_places(root: Path) -> None:
