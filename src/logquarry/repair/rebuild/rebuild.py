@@ -272,6 +272,8 @@ class _Rebuild:
                 is_live = not is_in_place and layout.is_live()
                 report = _report(layout, into, self.names, is_live=is_live)
                 report = self._built(layout, report, progress)
+            # After the removal of the second names, because a failure of it removes the build.
+            self.disk.replace(self._build / COMPLETE, b"complete\n")
         except BaseException:
             shutil.rmtree(self._build, ignore_errors=True)
             remove_empty(self._build.parent)
@@ -365,7 +367,6 @@ class _Rebuild:
         if self.note is not None:
             whose = made_of(str(self.root), self.names, config)
             write_note(self.note, whose, self.disk)
-        self.disk.replace(self._build / COMPLETE, b"complete\n")
         return dataclasses.replace(
             report, log_end=log.end, messages=log.count, damage=tuple(log.damage)
         )
