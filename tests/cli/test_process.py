@@ -331,7 +331,7 @@ def test_a_full_disk_behind_a_stream(damaged_store: Path, tmp_path: Path) -> Non
             ["messages", damaged_store],
         ):
             assert ended(*words, **(quiet | {"stdout": full})) == 4
-        assert ended("verify", damaged_store, stdout=full, stderr=full) == 4
+            assert ended(*words, stdout=full, stderr=full) == 4
         shown = subprocess.run(
             [*COMMAND, "info", str(damaged_store)],
             stdout=full,
