@@ -166,10 +166,6 @@ class CommitLog:
             self._hot_file = file
         return hot
 
-    def _bytes(self, path: str, position: int, length: int) -> memoryview:
-        """Read bytes of a file, with FILL in place of unreadable bytes."""
-        return self._reader.read_from(path, position, length)[:length]
-
     def reaches(self, end: int) -> bool:
         """Whether the file of the last view still has all bytes before a physical offset.
 
@@ -377,7 +373,8 @@ class CommitLog:
             stop = min(file.size, self.files.file_size)
             view = self._reader.view(file.path) if at < stop else None
             while view is not None and (at := view.next_data(at)) < stop:
-                data = self._bytes(file.path, at, min(_ZEROS_CHUNK, stop - at))
+                length = min(_ZEROS_CHUNK, stop - at)
+                data = self._reader.read_from(file.path, at, length)[:length]
                 if np.frombuffer(data, np.uint8).any():
                     return False
                 at += max(1, len(data))
