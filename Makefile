@@ -9,7 +9,8 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.14 python3 p
 	then echo $$p; break; fi; done)
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# Python compiles a module at its first import: to compile all modules of all packages takes longer.
+INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile
 # Tests on Spark share one session: they run in one process, after the others.
 # (xdist's groups would do it in one call, but with pytest 9.2 xdist 3.8 ignores them.)
 PYTEST := $(BIN)/python -m pytest
@@ -25,7 +26,7 @@ SPARK_FILES = $(call FILES,mark\.spark|\bspark: )
 # If no test is selected, that is an error, unless ARGS narrowed the selection.
 OR_NONE := $(if $(ARGS),|| [ $$? -eq 5 ])
 
-.PHONY: help demo test test-plain test-spark test-slow test-root test-java test-cluster test-matrix crash check docs bench dist clean
+.PHONY: help demo test plain-beside spark-beside test-plain test-spark test-slow test-root test-java test-cluster test-matrix crash check docs bench dist clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed ## installs what is missing (needs Python 3.11+) and runs the main job
@@ -40,8 +41,18 @@ check: .venv/.installed-dev ## lint, format and types: exactly what CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
 
-# One after the other: Spark gives a Python process ten seconds to start, also beside busy cores.
-test: test-plain test-spark ## every quick test
+# The tests with Spark use one process and leave a core partly idle, so the others run beside them.
+# Spark gives a Python process ten seconds to start: the others run with a lower priority.
+test: .venv/.compiled ## every quick test
+	@$(MAKE) --no-print-directory -j2 spark-beside plain-beside
+
+plain-beside:
+	@nice -n 10 $(MAKE) --no-print-directory test-plain
+
+# Prints the output at the end, so that the outputs of both do not mix.
+spark-beside:
+	@output=$$(mktemp); $(MAKE) --no-print-directory test-spark >$$output 2>&1; result=$$?; \
+	cat $$output; rm $$output; exit $$result
 
 test-plain: .venv/.compiled ## the quick tests without Spark
 	$(PARALLEL) -m "$(QUICK) and not spark" $(ARGS) $(OR_NONE)
@@ -94,7 +105,7 @@ clean: ## removes what all of these made
 
 .venv/.installed: pyproject.toml | .venv/bin/python
 	@echo "Installing logquarry and its dependencies (the first time this downloads PySpark: some minutes)"
-	@$(PIP) install -e '.[all]'
+	@$(INSTALL) -e '.[all]'
 	@touch $@
 
 # Modules that are compiled if there is a C compiler.
@@ -105,5 +116,5 @@ TYPED := $(shell find src -name '*.pxd')
 
 .venv/.installed-dev: pyproject.toml | .venv/bin/python
 	@echo "Installing logquarry with its development tools"
-	@$(PIP) install -e '.[all,dev]'
+	@$(INSTALL) -e '.[all,dev]'
 	@touch $@ .venv/.installed
