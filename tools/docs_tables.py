@@ -57,13 +57,13 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "Batch queue entry (5.x)",
         (batch.ENTRY,),
-        "Entries have different numbers of messages, so readers search for an entry by `base`.",
+        "Entries can have different values of `count`, so readers search for an entry by `base`.",
     ),
     (
         "Consume queues in RocksDB (5.x)",
         (queue_entry.ENTRY, queue_entry.BOUND, queue_entry.DISPATCHED_END),
-        "These tables show the values. The next table shows the keys. A byte 01 separates the "
-        "parts of a key:\n\n"
+        "The three tables above show values. The next table shows their keys. A byte 01 separates "
+        "the parts of a key:\n\n"
         "| value | key |\n"
         "|---|---|\n"
         "| entry | length of the topic (4 bytes), topic, queue id (4 bytes), "
@@ -84,7 +84,8 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "Index file",
         (index.HEADER, index.SLOT, index.ENTRY),
-        "The file has the header, then the slots, then the entries. Entry 0 is not used.",
+        "The file has the header, then the slots, then the entries. Entry "
+        "numbers begin with 0, but entry 0 is not used.",
     ),
     (
         "Timer wheel (5.x)",
