@@ -97,8 +97,8 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "Checkpoint",
         (checkpoint.LAYOUT, checkpoint.OFFSETS),
-        "The offsets follow the three times. The file has 4,096 bytes; zeros follow the 48 bytes of "
-        "the two tables.\nIn a file of RocketMQ 4.9, the offsets are 0.",
+        "The offsets follow the three times. The file has 4,096 bytes; zeros follow the 48 bytes "
+        "of the two tables.\nIn a file of RocketMQ 4.9, the offsets are 0.",
     ),
     (
         "Batch wire form, each message",
