@@ -51,19 +51,19 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "Blank",
         (frame.BLANK,),
-        "A blank is the last item of a file. The bytes after these 8 are undefined.",
+        "A blank is the last item of a file. The other bytes of a blank are undefined.",
     ),
     ("Consume queue entry", (queue_entry.LAYOUT,), ""),
     (
         "Batch queue entry (5.x)",
         (batch.ENTRY,),
-        "Entries have different numbers of messages, so readers search for an entry by `base`.",
+        "Entries can have different values of `count`, so readers search for an entry by `base`.",
     ),
     (
         "Consume queues in RocksDB (5.x)",
         (queue_entry.ENTRY, queue_entry.BOUND, queue_entry.DISPATCHED_END),
-        "These tables show the values. The next table shows the keys. A byte 01 separates the "
-        "parts of a key:\n\n"
+        "The three tables above show values. The next table shows their keys. A byte 01 separates "
+        "the parts of a key:\n\n"
         "| value | key |\n"
         "|---|---|\n"
         "| entry | length of the topic (4 bytes), topic, queue id (4 bytes), "
@@ -84,7 +84,8 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "Index file",
         (index.HEADER, index.SLOT, index.ENTRY),
-        "The file has the header, then the slots, then the entries. Entry 0 is not used.",
+        "The file has the header, then the slots, then the entries. Entry "
+        "numbers begin with 0, but entry 0 is not used.",
     ),
     (
         "Timer wheel (5.x)",
@@ -96,8 +97,8 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "Checkpoint",
         (checkpoint.LAYOUT, checkpoint.OFFSETS),
-        "The offsets follow the three times. The file has 4,096 bytes; zeros follow these 48 "
-        "bytes. In a file of\nRocketMQ 4.9, the offsets are 0.",
+        "The offsets follow the three times. The file has 4,096 bytes; zeros follow the 48 bytes "
+        "of the two tables.\nIn a file of RocketMQ 4.9, the offsets are 0.",
     ),
     (
         "Batch wire form, each message",

@@ -191,7 +191,7 @@ ENTRY = Layout(
     Field(
         "reserved",
         "i",
-        "0; or, in an entry that logquarry wrote, the number of lost messages that it covers",
+        "0; or, in an entry that logquarry wrote, the number of lost messages that it replaces",
     ),
 )
 ENTRY_SIZE: Final = ENTRY.size

@@ -23,16 +23,16 @@ HEADER = Layout(
     Field("end_timestamp", "q", "store time of the last key's message, ms"),
     Field("begin_offset", "q", "physical offset of the first key's message"),
     Field("end_offset", "q", "physical offset of the last key's message"),
-    Field("slots_used", "i", "hash slot count: number of slots that have a chain"),
+    Field("slots_used", "i", "hash slot count: number of slots that have an entry"),
     Field("entry_count", "i", "index count: number of written entries plus one"),
 )
-SLOT = Layout("index slot", Field("newest", "i", "number of the newest entry in the chain"))
+SLOT = Layout("index slot", Field("newest", "i", "entry number of the slot's newest entry"))
 ENTRY = Layout(
     "index entry",
     Field("key_hash", "i", "hash of topic#key"),
     Field("physical_offset", "q", "start of the frame in the log"),
     Field("seconds", "i", "store time: seconds since the header's begin_timestamp"),
-    Field("previous", "i", "number of the next older entry in the chain; 0 at its end"),
+    Field("previous", "i", "entry number of the slot's next older entry; 0: none"),
 )
 DEFAULT_SLOTS: Final = 5_000_000
 DEFAULT_ENTRIES: Final = 20_000_000

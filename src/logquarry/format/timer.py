@@ -22,7 +22,7 @@ SLOT = Layout(
     Field("time", "q", "time of the slot, in units of timerPrecisionMs; 0: never used"),
     Field("first", "q", "position of the slot's first entry in the timer log"),
     Field("last", "q", "position of the slot's last entry in the timer log"),
-    Field("count", "i", "number of entries; an entry that deletes a message counts as -1"),
+    Field("count", "i", "number of ordinary entries minus number of entries that delete a message"),
     Field("magic", "i", "0"),
 )
 ENTRY = Layout(
@@ -32,8 +32,8 @@ ENTRY = Layout(
     Field(
         "magic",
         "i",
-        "sum of these numbers: 1; 2 if the message goes back to its queue when the slot is due (a "
-        "roll); 4 if the message deletes another message",
+        "1; plus 2 if the broker puts the message back into its queue when the slot is due (a "
+        "roll); plus 4 if the message deletes another message",
     ),
     Field("write_time", "q", "time of the write, ms, rounded down to timerPrecisionMs"),
     Field("delay", "i", "time of the slot minus write_time, ms"),

@@ -29,8 +29,8 @@ class Column:
 COLUMNS: Final = (
     Column("broker", "string", "name of the store"),
     Column("topic", "string", "topic"),
-    Column("queue_id", "int", "queue id: number of the queue in the topic"),
-    Column("queue_offset", "bigint", "number of the message in its consume queue"),
+    Column("queue_id", "int", "number of the queue in its topic, counted from 0"),
+    Column("queue_offset", "bigint", "ordinal number of the message in its queue, counted from 0"),
     Column("physical_offset", "bigint", "start of the frame in the commit log"),
     Column("size", "int", "size of the frame in bytes"),
     Column("message_id", "string", "store host and physical offset, upper-case hex"),
