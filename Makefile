@@ -47,7 +47,7 @@ test: .venv/.compiled ## every quick test
 	@$(MAKE) --no-print-directory -j2 spark-beside plain-beside
 
 plain-beside:
-	@nice -n 10 $(MAKE) --no-print-directory test-plain
+	@nice -n 5 $(MAKE) --no-print-directory test-plain
 
 # Prints the output at the end, so that the outputs of both do not mix.
 spark-beside:
