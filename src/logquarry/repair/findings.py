@@ -94,7 +94,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "wrong_file_size": _damage(
         Action.RECOVER,
-        "the size of a log file or queue file differs from the size of its kind of file",
+        "a log file or queue file does not have the size that such files have in this store",
     ),
     "bad_property_crc": _damage(
         Action.READ,
