@@ -92,7 +92,10 @@ KINDS: Final[Mapping[str, Kind]] = {
     "misnamed_file": _damage(
         Action.RECOVER, "the frames in a log file show that its name is wrong"
     ),
-    "wrong_file_size": _damage(Action.RECOVER, "the file has another size than its neighbours"),
+    "wrong_file_size": _damage(
+        Action.RECOVER,
+        "a log file or queue file does not have the size that such files have in this store",
+    ),
     "bad_property_crc": _damage(
         Action.READ,
         "the frame does not match its property CRC (enabledAppendPropCRC), but its body is intact",
@@ -105,11 +108,11 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "harmed_queue_id": _damage(
         Action.READ,
-        "the topic or the queue id in a frame has changed, and the message is in its right queue, "
-        "so consumers get it. If the right queue is unknown, the message is in no queue. The "
-        "column REASON shows which of the two cases applies",
-        "nothing: recover and rebuild keep the message in its right queue, and salvage corrects "
-        "the frame. If the message is in no queue, read it with `messages --offset`",
+        "the topic or the queue id in a frame has changed. If the right queue is known, the "
+        "message is in this queue, so consumers get it. Otherwise the message is in no queue. The "
+        "column REASON shows whether the message is in a queue",
+        "nothing: `recover` and `rebuild` keep the message in its right queue, and `salvage` "
+        "corrects the frame. If the message is in no queue, read it with `messages --offset`",
     ),
     "harmed_transaction_type": _damage(
         Action.SALVAGE,
@@ -124,7 +127,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "queue_missing": _damage(
         Action.QUEUES,
         "the log has messages of this queue, but the queue has no files. If the topic was deleted, "
-        "this is only a note",
+        "the finding is only a note",
     ),
     "bad_rocksdb": _damage(Action.QUEUES, "RocksDB cannot read the queues"),
     "queue_behind": _damage(
@@ -152,7 +155,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "misnamed_queue_file": _note(
         "the name of a queue file is wrong: its entries belong to another queue or position. If "
         "`verify` has other findings for this file, the wrong name is their cause",
-        "the next step of those findings",
+        "the next step of the other findings for this file",
     ),
     "queue_filler": _note(
         "a filler entry replaces a lost message, so that later queue offsets stay unchanged",
@@ -164,7 +167,8 @@ KINDS: Final[Mapping[str, Kind]] = {
         "`salvage`, if RocketMQ is to use the store",
     ),
     "queue_in_damage": _note(
-        "entries of messages in a damaged part of the log", "as for that damage in the log"
+        "entries of messages in a damaged part of the log",
+        "the next step of the finding for the damaged part of the log",
     ),
     "index_header": _damage(
         Action.INDEX,
@@ -172,7 +176,9 @@ KINDS: Final[Mapping[str, Kind]] = {
         "and messages",
     ),
     "index_chain": _damage(
-        Action.INDEX, "an index chain does not lead from newer to older entries"
+        Action.INDEX,
+        "the index entries of one slot, which form a linked list, are not linked from newer to "
+        "older entries",
     ),
     "index_entry": _damage(Action.INDEX, "an index entry points to no frame"),
     "index_entry_wrong": _damage(
@@ -180,7 +186,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "index_ahead": _damage(Action.INDEX, "index entries for messages beyond the log's end"),
     "index_shape": _note(
-        "the numbers of slots and entries cannot be inferred from the index file",
+        "the index file does not show for how many slots and entries it has room",
         "pass `--config broker.conf` to commands that ask for it",
     ),
     "index_missing": _note(
@@ -247,8 +253,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "checkpoint_offset": _damage(
         Action.RECOVER,
-        "the checkpoint has an offset that only RocketMQ 5.5 writes, but its value is impossible, "
-        "or other files show an earlier version. A broker of 5.5 would skip messages",
+        "the checkpoint has an offset that only RocketMQ 5.5 writes, but the offset is impossible, "
+        "or other files show an earlier version of RocketMQ. A broker of 5.5 would skip messages",
     ),
     "checkpoint_short": _damage(Action.RECOVER, "the checkpoint file is too short"),
     "abort_file": _note(
@@ -262,8 +268,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "live": _note("a process has the store open", "stop the process before a repair"),
     "stale_frames": _note(
-        "valid frames after the log's end. An earlier recovery ended the log before them; they do "
-        "not belong to the log",
+        "valid frames after the log's end. An earlier recovery ended the log before these frames, "
+        "so they do not belong to the log",
         "nothing; if you need their content: `salvage --include-stale`",
     ),
     "stale_bytes": _note(
@@ -278,9 +284,9 @@ KINDS: Final[Mapping[str, Kind]] = {
         "its permissions, or repair the disk",
     ),
     "durable_mark_foreign": _note(
-        "the durable offset belongs to another checkpoint: another program has written to the "
-        "store since then, or the checkpoint is missing or unreadable",
-        "nothing: the next writer replaces it",
+        "the recorded durable offset does not fit the checkpoint: another program has written to "
+        "the store since logquarry recorded the offset, or the checkpoint is missing or unreadable",
+        "nothing: the next writer replaces the recorded offset",
     ),
     "durable_mark_ahead": _note(
         "the durable offset is beyond the last frame",
@@ -288,7 +294,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "leftover": _note(
         "files that an interrupted command left behind",
-        "nothing: the next run of that command removes them",
+        "nothing: the same command removes the files when it runs again",
     ),
     "unfinished_load": _note(
         "a Spark load ended before all its rows were in the log",
