@@ -1,4 +1,4 @@
-"""Fixtures and hooks of all tests; pyspark and numba are imported by the tests that need them."""
+"""Fixtures and hooks of all tests; pyspark is imported by the tests that need it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import hatch_build
+from logquarry.log import codec
 from tests.helpers import hypothesis_profiles
 from tests.helpers.golden_data import ARCHIVE, unpacked
 
@@ -82,6 +83,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the golden stores, shared by all tests and workers: copy what you change."""
     return unpacked(ARCHIVE, tmp_path_factory) / "golden"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels_are_used() -> None:
+    """Import the kernels now: otherwise the first frames of a process are read without them."""
+    codec.kernels()
 
 
 @pytest.fixture(scope="session", autouse=True)

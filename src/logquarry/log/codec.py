@@ -2,13 +2,15 @@
 
 The kernels (:mod:`logquarry.format.kernels`) are functions that numba compiles; one call checks
 many frames. Without numba, or with ``LOGQUARRY_KERNELS=off``, the slower reference codec
-(:mod:`logquarry.format.frame`), which is pure Python, decodes each frame.
+(:mod:`logquarry.format.frame`), which is pure Python, decodes each frame. The reference codec also
+decodes the first frames that a process reads, because the import of numba takes longer than that.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -42,6 +44,24 @@ crc32_address = java.crc32_address
 
 _PIECE: Final = 1 << 20
 
+_KERNELS: Final = "logquarry.format.kernels"
+_WORTH: Final = 4_000
+"""Number of frames for which the reference codec takes about as long as the import of numba."""
+_BYTES_PER_UNIT: Final = 512
+"""Number of bytes to search that are counted as the work of one frame."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """The work that this process has done with the reference codec: the number of frames that it
+    has checked.
+    """
+
+    frames: int = 0
+
+
+_done: Final = _Work()
+
 _AT_MAGIC: Final = frame.HEAD.offsets["magic"]
 MAGIC: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in frame.MAGICS))
 
@@ -66,8 +86,23 @@ def kernels() -> ModuleType | None:
     return module
 
 
+def kernels_if_worth(work: int = 0) -> ModuleType | None:
+    """Return the kernel module if it is imported, or if the import saves time; else None.
+
+    The import saves time if this process has checked many frames with the reference codec, or if
+    the caller has as much to do. ``work`` is the number of frames (or similar units) that the
+    caller has.
+    """
+    return None if work < _left() else kernels()
+
+
+def _left() -> int:
+    """Return for how many more frames the reference codec is used before the kernels."""
+    return 0 if _KERNELS in sys.modules else _WORTH - _done.frames
+
+
 def kernels_enabled() -> bool:
-    """Whether this process uses the kernels."""
+    """Import the kernels, and return whether this process can use them."""
     return kernels() is not None
 
 
@@ -180,7 +215,7 @@ def walk(
     ended there: REACHED_STOP, BLANK, NEED_MORE (the window ends inside a frame), TABLE_FULL or a
     :class:`~logquarry.format.frame.DamageKind`.
     """
-    fast = kernels()
+    fast = kernels_if_worth()
     if fast is not None:
         count, position, code = fast.walk(
             window.address,
@@ -196,8 +231,11 @@ def walk(
         )
         return int(count), int(position), int(code)
     count = 0
+    # After this many frames, the next call uses the kernels. Other threads add to the number too.
+    left = _left()
+    most = min(len(rows), left) if left > 0 else len(rows)
     while position < stop:
-        if count == len(rows):
+        if count >= most:
             return count, position, TABLE_FULL
         place, code = position, REACHED_STOP
         if window.has_heads:
@@ -231,6 +269,7 @@ def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
     """Check the frame at a position with the reference codec, and write the frame's row into
     ``row``. Returns a code of :func:`walk`; REACHED_STOP means that the frame is sound.
     """
+    _done.frames += 1
     left, here = window.end - position, window.length - position
     if left < frame.BLANK.size:
         return int(frame.DamageKind.TRUNCATED)
@@ -292,7 +331,7 @@ def check_places(
     """
     rows = empty_rows(len(places) + 1)
     codes = np.empty(len(places), np.int32)
-    fast = kernels()
+    fast = kernels_if_worth(len(places))
     if fast is not None:
         count = fast.check_places(
             window.address,
@@ -326,7 +365,7 @@ def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tup
     Returns (position, REACHED_STOP). If the window is too short to check a position, returns
     (position, NEED_MORE). If there is no frame, returns (stop, TRUNCATED).
     """
-    fast = kernels()
+    fast = kernels_if_worth((stop - start) // _BYTES_PER_UNIT)
     row = empty_rows(1)[0]
     if fast is not None:
         place, code = fast.find_frame(
@@ -360,7 +399,7 @@ def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tup
 
 def last_nonzero(window: Window, start: int, stop: int) -> int:
     """Return the position after the last byte in ``[start, stop)`` that is not 0, or ``start``."""
-    fast = kernels()
+    fast = kernels_if_worth((stop - start) // _BYTES_PER_UNIT)
     if fast is not None:
         return int(fast.last_nonzero(window.address, start, stop))
     # The comparison makes a new array. Unlike the bytes of a live log, this array cannot change

@@ -58,7 +58,7 @@ def record_batch(
 ) -> pa.RecordBatch:
     """Decode frames to a batch. Raises LogquarryError if a column has more than 2 GiB."""
     ready = {} if bodies is None else {"body": bodies}
-    if codec.kernels_enabled():
+    if codec.kernels_if_worth(len(rows)) is not None:
         arrays = _kernel_arrays(window, rows, decoding, ready)
     else:
         arrays = _reference_arrays(window, rows, decoding, ready)
@@ -215,7 +215,7 @@ def topic_ids(window: Window, rows: Rows) -> tuple[Int32, list[str]]:
     """Return two results: for each frame, the index of its topic in a list, and this list of
     topics.
     """
-    if not codec.kernels_enabled():
+    if codec.kernels_if_worth(len(rows)) is None:
         numbers: dict[bytes, int] = {}
         topics = (_part(window, row, r.TOPIC_AT, r.TOPIC_LENGTH) for row in rows.tolist())
         ids = [numbers.setdefault(topic, len(numbers)) for topic in topics]
@@ -231,7 +231,7 @@ def _part(window: Window, row: Sequence[int], at: int, length: int) -> bytes:
 
 def fixed_fields(window: Window, rows: Rows, names: Sequence[str]) -> dict[str, Any]:
     """Decode fields of fixed width to NumPy arrays. Timestamps are in milliseconds."""
-    if codec.kernels_enabled():
+    if codec.kernels_if_worth(len(rows)) is not None:
         return KernelColumns(window, rows).numbers(names, ms=True)
     decoded = messages(window, rows, Decoding())
     return {
@@ -241,7 +241,7 @@ def fixed_fields(window: Window, rows: Rows, names: Sequence[str]) -> dict[str, 
 
 def tags_codes(window: Window, rows: Rows, decoding: Decoding) -> tuple[Int64, Bools]:
     """Return the tags code of each frame, and whether the frame has KEYS or a UNIQ_KEY."""
-    fast = codec.kernels()
+    fast = codec.kernels_if_worth(len(rows))
     if fast is not None and not fast.bad_utf8(window.address, rows, len(rows)):
         run = KernelColumns(window, rows)
         return _kernel_tags_codes(run, decoding), run.has_key()
@@ -258,7 +258,7 @@ def suspect_rows(window: Window, rows: Rows) -> list[int]:
     properties, only this check finds the damage. A frame whose property CRC is right is not
     returned, even if its text has such bytes.
     """
-    fast = codec.kernels()
+    fast = codec.kernels_if_worth(len(rows))
     if fast is not None:
         marks = np.zeros(len(rows), np.uint8)
         fast.mark_suspects(window.address, rows, len(rows), marks)
@@ -317,7 +317,7 @@ def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
     starts, sizes = starts[which], sizes[which]
     stated = _stated_crcs(window.data, starts, sizes)
     lengths = sizes - props.CRC_SIZE
-    fast = codec.kernels()
+    fast = codec.kernels_if_worth(len(rows))
     # A stated CRC below 0 means that the property with the CRC is malformed. These frames are wrong
     # too, but the kernel skips them.
     wrong = np.flatnonzero(stated < 0).tolist()
@@ -341,7 +341,7 @@ def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
 
 def rows_with_property(window: Window, rows: Rows, name: str) -> Int64:
     """Return the numbers of the frames that have a property of this name."""
-    fast = codec.kernels()
+    fast = codec.kernels_if_worth(len(rows))
     marks = np.zeros(len(rows), np.uint8)
     if fast is not None:
         wanted = np.frombuffer(name.encode(), np.uint8)

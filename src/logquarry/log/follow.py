@@ -100,7 +100,7 @@ def index_keys(
     With ``only_keys``, UNIQ_KEY is skipped, because 3.x had no UNIQ_KEY. With ``tags``, the tag is
     added, as in RocketMQ 5.4.
     """
-    fast = codec.kernels()
+    fast = codec.kernels_if_worth(len(rows))
     if fast is None or fast.bad_utf8(window.address, rows, len(rows)):
         return _plain(window, rows, raw, only_keys, tags)
     rows = np.ascontiguousarray(rows)
@@ -218,7 +218,7 @@ class Follower:
         return found, after, code
 
     def _follow(self, window: Window, stop: int) -> tuple[Followed | None, int, int]:
-        if not codec.kernels_enabled():
+        if codec.kernels_if_worth() is None:
             crc = self._check_crc
             count, after, code = codec.walk(window, 0, stop, self._rows, check_crc=crc)
             sound = self._sound_to_java(window, count)

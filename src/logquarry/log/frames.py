@@ -296,7 +296,7 @@ def unwrapped(runs: Iterable[Run], *, limit: int = DEFAULT_LIMIT) -> Iterator[Ru
 
 def unwrap_rows(window: Window, rows: Rows, limit: int) -> tuple[Window, Rows] | None:
     """Return the frames with inner batches split; None if there is no inner batch."""
-    kernels = codec.kernels()
+    kernels = codec.kernels_if_worth(len(rows))
     if kernels is None:
         return _unwrap_reference(window, rows, limit)
     rows = np.ascontiguousarray(rows)
@@ -314,7 +314,7 @@ def unwrap_rows(window: Window, rows: Rows, limit: int) -> tuple[Window, Rows] |
 
 def message_counts(window: Window, rows: Rows, limit: int = DEFAULT_LIMIT) -> Int64 | None:
     """Return the number of messages in each frame; None if no frame is an inner batch."""
-    kernels = codec.kernels()
+    kernels = codec.kernels_if_worth(len(rows))
     if kernels is not None:
         rows = np.ascontiguousarray(rows)
         numbers = np.empty(len(rows), np.int64)

@@ -238,7 +238,7 @@ class IndexAudit:
     ) -> Iterator[Finding]:
         data = self._files.read(file.path, HEADER.size, shape.slots * SLOT.size)
         slots = np.frombuffer(data, _SLOT)["newest"]
-        kernels = codec.kernels()
+        kernels = codec.kernels_if_worth(len(entries))
         if kernels is None:
             newest, found = _chains_reference(entries, slots)
         else:
