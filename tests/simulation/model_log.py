@@ -15,8 +15,8 @@ from typing import Any
 from logquarry.disk.service import Health
 from logquarry.format.arrays import BLANK, REACHED_STOP, TABLE_FULL
 from logquarry.log import codec
+from logquarry.write.put_result import ReplicaWait
 from logquarry.write.settling import Wakeable
-from logquarry.write.waits import ReplicaWait
 
 _ROWS = codec.empty_rows(256)
 

@@ -21,11 +21,9 @@ from typing import Any, Final, Generic, TypeVar
 
 from logquarry.broker.clients import Clients
 from logquarry.broker.connection import Connection, Handler, Handshake, Request
-from logquarry.broker.file_room import NewQueues, is_near_limit
+from logquarry.broker.limits import NewQueues, SparingLog, UnreadAnswers, is_near_limit
 from logquarry.broker.options import BrokerOptions, listen_error
-from logquarry.broker.sparing_log import SparingLog
 from logquarry.broker.tables import READ, Counts, Tables
-from logquarry.broker.unread import UnreadAnswers
 from logquarry.errors import UsageError
 from logquarry.format.broker_json import TopicConfig
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode

@@ -13,10 +13,16 @@ from typing import Any, Generic, TypeVar
 from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import CorruptFile, StoreNotFound
 from logquarry.format import batch, broker_json, checkpoint, java, queue_entry
-from logquarry.log import kept_settings, store_files
-from logquarry.log.broker_version import Writer, find_writer
+from logquarry.log import earlier_writers, store_files
+from logquarry.log.earlier_writers import (
+    LostHead,
+    Writer,
+    find_lost_head,
+    find_writer,
+    levels_of,
+    read_durable,
+)
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem
-from logquarry.log.kept_settings import LostHead, find_lost_head, levels_of, read_durable
 from logquarry.log.location import not_a_store, open_filesystem
 from logquarry.log.log_names import (
     LogNames,
@@ -444,7 +450,7 @@ class StoreLayout:
         if store_files.SIDECAR not in self.folders:
             return {}
         try:
-            return kept_settings.decode(self.filesystem.read(store_files.SETTINGS))
+            return earlier_writers.decode(self.filesystem.read(store_files.SETTINGS))
         except FileNotFoundError:
             return {}
         except (OSError, StoreNotFound, ValueError, RecursionError) as error:

@@ -18,7 +18,7 @@ import numpy as np
 from logquarry.errors import UnreadableFile
 from logquarry.format import batch, java
 from logquarry.format.arrays import Bools, Int64, Records
-from logquarry.format.queue_entry import QueueEntry
+from logquarry.format.queue_entry import QueueEntry, StoreTime
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import FileSequence, StoreFile
@@ -32,7 +32,6 @@ from logquarry.read.queue import (
     warn_of_missing,
 )
 from logquarry.read.rocksdb_queue import RocksQueue, rocksdb_queues
-from logquarry.read.time_search import StoreTime
 
 BATCH_DTYPE: Final = batch.ENTRY.dtype()
 BatchEntries = Records

@@ -14,7 +14,7 @@ from logquarry.format.frame import Blank, Damage, DamageKind, Frame, Outcome
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
-from logquarry.log.store_files import FileSequence, StoreFile
+from logquarry.log.store_files import FileSequence, StoreFile, warn_once
 from logquarry.log.walk import (
     MISSING_FILE,
     NO_FILE,
@@ -24,7 +24,6 @@ from logquarry.log.walk import (
     LogReader,
     Run,
 )
-from logquarry.log.warn_once import warn_once
 from logquarry.read.log_end import last_file_start, sound_bound
 from logquarry.text import counted
 

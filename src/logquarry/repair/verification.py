@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from logquarry import arguments
 from logquarry.config import StoreConfig
+from logquarry.log.earlier_writers import unproved_start
 from logquarry.log.follow import Follower, dispatch_requests
 from logquarry.log.frames import guided
-from logquarry.log.kept_settings import unproved_start
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE, rereads
 from logquarry.log.splits import STRETCH_BYTES, stretches_ahead

@@ -9,9 +9,8 @@ from logquarry.disk.service import Refusal, RunningFlags
 from logquarry.store.writer_files import StoreFiles
 from logquarry.write.commit_log_writer import CommitLogWriter
 from logquarry.write.dispatcher import Dispatcher, DispatchService
-from logquarry.write.put_result import PutStatus, refusal
+from logquarry.write.put_result import PutStatus, ReplicaWait, refusal
 from logquarry.write.settling import LogGrowth, Wakeable
-from logquarry.write.waits import ReplicaWait
 
 _ADOPT_SECONDS = 1.0
 

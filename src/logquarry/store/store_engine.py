@@ -70,8 +70,8 @@ from logquarry.write.dispatcher import (
 from logquarry.write.flush import FlushServices
 from logquarry.write.index_writer import check_room
 from logquarry.write.log_appender import AppendRules, PropertyCrcRules
+from logquarry.write.put_result import ReplicaWait
 from logquarry.write.settling import LogGrowth
-from logquarry.write.waits import ReplicaWait
 
 logger = logging.getLogger(__name__)
 

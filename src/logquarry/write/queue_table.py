@@ -24,7 +24,7 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
 from logquarry.format import broker_json, java
 from logquarry.format.broker_json import TopicConfig, topic_entry
-from logquarry.log.broker_version import find_writer
+from logquarry.log.earlier_writers import find_writer
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, quarantine, queue_form
 from logquarry.read.live_read import LiveBatchQueue, LiveQueue

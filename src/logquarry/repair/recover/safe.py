@@ -18,7 +18,7 @@ from logquarry.dialect31.state_table import TransactionCheck, UnitsPlan, keeps_t
 from logquarry.errors import StoreUnavailable
 from logquarry.format.arrays import REACHED_STOP
 from logquarry.log import codec
-from logquarry.log.broker_version import OFFSET_AT, harmed_offset
+from logquarry.log.earlier_writers import OFFSET_AT, harmed_offset
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import LogFolders
 from logquarry.log.open_files import OpenFiles

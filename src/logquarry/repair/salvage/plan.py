@@ -19,8 +19,8 @@ from logquarry.format.arrays import POSITION, SIZE, Int32, Int64
 from logquarry.format.frame import BLANK
 from logquarry.format.properties import parse_levels
 from logquarry.log import columns
+from logquarry.log.earlier_writers import unproved_start
 from logquarry.log.follow import DispatchRequests, Follower, follow_run
-from logquarry.log.kept_settings import unproved_start
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import rereads
 from logquarry.log.store_files import CHECKPOINT
@@ -31,13 +31,12 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
 from logquarry.read.store_sizes import with_entry_rules, with_sizes
 from logquarry.repair.audit.harmed_ids import HarmedIds, Moved
-from logquarry.repair.audit.harmed_properties import HarmedProperties
 from logquarry.repair.audit.harmed_types import HarmedTypes, right_flags
 from logquarry.repair.audit.log import KnownBounds, LogAudit, are_stale_bytes, find_bounds
+from logquarry.repair.audit.queue_evidence import HarmedProperties
 from logquarry.repair.recover.loss import LossSearch, replaced_files
 from logquarry.repair.salvage import losses
-from logquarry.repair.salvage.displaced import Displaced, find_displaced, in_place
-from logquarry.repair.salvage.places import NewPlaces, Piece
+from logquarry.repair.salvage.places import Displaced, NewPlaces, Piece, find_displaced, in_place
 from logquarry.units import Progress
 from logquarry.write.queue_writer import QueuePart, parts_of, parts_with_copies
 

@@ -50,9 +50,8 @@ from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.harmed_types import right_flags
 from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.safe import plan_safe
-from logquarry.repair.salvage.displaced import in_place
 from logquarry.repair.salvage.losses import raised_from
-from logquarry.repair.salvage.places import NewPlaces, Piece
+from logquarry.repair.salvage.places import NewPlaces, Piece, in_place
 from logquarry.repair.salvage.plan import SalvagePlan
 from logquarry.systems import held, read_file
 from logquarry.text import counted

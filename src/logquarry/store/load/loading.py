@@ -43,7 +43,7 @@ from logquarry.errors import CorruptFile, StoreUnavailable
 from logquarry.format import put_frames
 from logquarry.format.arrays import POSITION, SIZE
 from logquarry.log.columns import suspect_rows
-from logquarry.log.kept_settings import read_durable
+from logquarry.log.earlier_writers import read_durable
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CHECKPOINT, CONSUME_QUEUE, DURABLE, INTENT, LOADS
 from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
