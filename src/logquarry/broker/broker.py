@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final, Self, cast
 
 from logquarry import arguments
+from logquarry.arguments import Clock, now_ms
 from logquarry.broker.admin import Admin, Queries
 from logquarry.broker.clients import Clients
 from logquarry.broker.connection import Connection, Handler
@@ -45,7 +46,6 @@ from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import LogquarryError, StoreError, UsageError
 from logquarry.format.frame import host_bytes
 from logquarry.store.message_store import MessageStore, StoreWriter
-from logquarry.units import Clock, now_ms
 
 logger = logging.getLogger(__name__)
 _problems = SparingLog(logger)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
+from logquarry.arguments import Clock
 from logquarry.broker.clients import Clients
 from logquarry.broker.connection import Connection, Handler, Handshake, Request
 from logquarry.broker.limits import NewQueues, SparingLog, UnreadAnswers, is_near_limit
@@ -30,7 +31,6 @@ from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.systems import file_limit
 from logquarry.text import counted
-from logquarry.units import Clock
 
 logger = logging.getLogger(__name__)
 _refusals = SparingLog(logger)

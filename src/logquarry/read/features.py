@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from logquarry.format import broker_json, sys_flag
 from logquarry.format import properties as props
-from logquarry.format.config_records import CONFIG_FOLDERS
+from logquarry.format.broker_json import CONFIG_FOLDERS
 from logquarry.format.frame import MAGIC_V2, Frame
 from logquarry.log import log_place
 from logquarry.log.earlier_writers import ROCKSDB_STORE as INDEX_TAGS_SINCE

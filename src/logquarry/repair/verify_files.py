@@ -18,7 +18,7 @@ from logquarry.dialect31.open_transactions import transaction_frames
 from logquarry.dialect31.state_table import TransactionCheck
 from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile
 from logquarry.format import broker_json, checkpoint, properties, queue_entry
-from logquarry.format.config_records import CONFIG_TABLES
+from logquarry.format.broker_json import CONFIG_TABLES
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import earlier_writers
 from logquarry.log.earlier_writers import OFFSET_AT, ROCKSDB_STORE, harmed_offset

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from logquarry.arguments import Progress
 from logquarry.format import arrays as r
 from logquarry.format import properties as props
 from logquarry.format.arrays import Int64
@@ -19,7 +20,6 @@ from logquarry.log.columns import Decoding
 from logquarry.log.frames import unwrapped
 from logquarry.log.walk import BlankSpan, DamagedSpan, Event, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.store.message_store import MessageStore
-from logquarry.units import Progress
 
 MOST_BINS: Final = 96
 _BIN_SIZES_MS: Final = tuple(

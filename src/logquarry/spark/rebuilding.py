@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from logquarry.arguments import Progress
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.errors import UsageError
@@ -55,7 +56,6 @@ from logquarry.repair.rebuild.queue_files import QueueFiles, topic_fault
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.tasks import LARGEST_SPLIT
-from logquarry.units import Progress
 from logquarry.write.index_writer import next_name
 from logquarry.write.queue_writer import MOST_GAP, parts_with_copies
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from logquarry import arguments
+from logquarry.arguments import now_ms
 from logquarry.config import StoreConfig
 from logquarry.errors import LogquarryError, StoreUnavailable
 from logquarry.format.properties import parse_tags
@@ -38,10 +39,9 @@ from logquarry.read.log_queues import QueueKey, empty_queue
 from logquarry.read.queue import ConsumeQueue, FileQueue, Queue
 from logquarry.read.rocksdb_queue import derived_queues, rocksdb_queues
 from logquarry.read.store_sizes import require_log, with_entry_rules
-from logquarry.store.log_reads import get_arguments
+from logquarry.store.log_access import get_arguments
 from logquarry.store.reads import StoreReads
 from logquarry.store.single_calls import SingleCalls
-from logquarry.units import now_ms
 
 if TYPE_CHECKING:
     from logquarry.store.consumer.registry import Consumers

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+from logquarry.arguments import Clock
 from logquarry.dialect31.state_table import StateTableKeeper
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile
@@ -20,7 +21,6 @@ from logquarry.disk.write_buffers import TransientStorePool
 from logquarry.errors import StoreUnavailable
 from logquarry.log import store_files as names
 from logquarry.repair.recover.open_check import StoreFound
-from logquarry.units import Clock
 from logquarry.write.flush import Flushable
 from logquarry.write.index_writer import IndexKeeper
 from logquarry.write.queue_table import QueueTable, TopicTable

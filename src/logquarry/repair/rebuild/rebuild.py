@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from logquarry import arguments
+from logquarry.arguments import Clock, Progress, now_ms
 from logquarry.config import StoreConfig, settings_of
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import StoreLock, alone_in
@@ -88,7 +89,6 @@ from logquarry.repair.recover.store_folders import (
     sync_files,
 )
 from logquarry.systems import folders_below
-from logquarry.units import Clock, Progress, now_ms
 
 
 def rebuild(

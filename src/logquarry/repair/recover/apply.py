@@ -21,6 +21,7 @@ from typing import Final
 
 import numpy as np
 
+from logquarry.arguments import Progress
 from logquarry.dialect31.state_table import make_units
 from logquarry.disk.disk import Disk, free_path
 from logquarry.disk.folders import AbortFile
@@ -67,7 +68,6 @@ from logquarry.repair.recover.plan import (
 )
 from logquarry.repair.recover.safe import SafePlan
 from logquarry.repair.recover.store_folders import KEPT_ENTRIES, REPORT, sync_files
-from logquarry.units import Progress
 from logquarry.write.dispatcher import Dispatcher
 from logquarry.write.index_writer import IndexKeeper
 from logquarry.write.queue_table import QueueTable

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from logquarry.arguments import Progress
 from logquarry.config import StoreConfig
 from logquarry.dialect31.state_table import TransactionCheck, UnitsPlan, keeps_transactions
 from logquarry.errors import StoreUnavailable
@@ -77,7 +78,6 @@ from logquarry.repair.recover.store_folders import (
     misnamed_files,
 )
 from logquarry.text import counted, plural
-from logquarry.units import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from logquarry.arguments import Progress
 from logquarry.config import StoreConfig
 from logquarry.errors import CorruptStore
 from logquarry.format import sys_flag
@@ -37,7 +38,6 @@ from logquarry.repair.audit.queue_evidence import HarmedProperties
 from logquarry.repair.recover.loss import LossSearch, replaced_files
 from logquarry.repair.salvage import losses
 from logquarry.repair.salvage.places import Displaced, NewPlaces, Piece, find_displaced, in_place
-from logquarry.units import Progress
 from logquarry.write.queue_writer import QueuePart, parts_of, parts_with_copies
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from logquarry.arguments import Progress, now_ms
 from logquarry.disk.config_file import keep_settings
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile, alone_in, lock_folder
@@ -55,7 +56,6 @@ from logquarry.repair.salvage.places import NewPlaces, Piece, in_place
 from logquarry.repair.salvage.plan import SalvagePlan
 from logquarry.systems import held, read_file
 from logquarry.text import counted
-from logquarry.units import Progress, now_ms
 
 REPORT: Final = "salvage.json"
 _MADE: Final = (COMMIT_LOG, CONSUME_QUEUE, BATCH_QUEUE, INDEX, CONFIG, SIDECAR, CHECKPOINT)

@@ -34,6 +34,7 @@ from typing import Final
 
 import numpy as np
 
+from logquarry.arguments import Clock
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile
@@ -59,7 +60,6 @@ from logquarry.store.load.segment import (
     StagedWriter,
     same_frames,
 )
-from logquarry.units import Clock
 
 logger = logging.getLogger(__name__)
 
