@@ -1,6 +1,6 @@
 """A model of a store's log: the bytes written, the bytes synced, and the bytes after a power cut.
 
-It replaces :class:`~logquarry.store.log_access.LogFeed` and the log's files. The disk may
+It replaces :class:`~logquarry.store.writer_files.LogFeed` and the log's files. The disk may
 fail a sync, after which the log takes no more writes, or an append. A power cut keeps the synced
 bytes and any prefix of the others; the recovery then cuts at the end of a frame.
 """

@@ -14,7 +14,6 @@ from logquarry.cli import spark as with_spark
 from logquarry.cli.outcome import ExitCode
 from logquarry.cli.output import MOST_LISTED, Output
 from logquarry.errors import UsageError
-from logquarry.log.location import has_wildcard
 
 if TYPE_CHECKING:
     from logquarry.log.walk import DamagedSpan
@@ -200,6 +199,8 @@ def rebuild(
         raise UsageError("pass --into DIR, or --in-place with --apply, not both")
     if apply and not in_place:
         raise UsageError("--apply replaces the store's files: pass --in-place too, or --into DIR")
+    from logquarry.log.location import has_wildcard
+
     settings = options.store_config(config)
     both = queues == index
     wanted: dict[str, Any] = {

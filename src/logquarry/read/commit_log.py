@@ -8,7 +8,7 @@ to which the queues point. The queues then name a wrong topic for each frame.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from logquarry.errors import CorruptFrame, MessageNotFound
 from logquarry.format import frame, java
 from logquarry.format.frame import Blank, Damage, DamageKind, Frame, Outcome
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.log.batches import MessageFilter
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import FileSequence, StoreFile, warn_once
@@ -31,8 +30,12 @@ from logquarry.log.walk import (
     Run,
 )
 from logquarry.read.log_end import last_file_start, sound_bound
-from logquarry.read.queue import ConsumeQueue, Units
 from logquarry.text import counted
+
+if TYPE_CHECKING:
+    # Importing batches imports pyarrow, which a program that only opens a store does not need.
+    from logquarry.log.batches import MessageFilter
+    from logquarry.read.queue import ConsumeQueue, Units
 
 _LONGEST_CHAIN: Final = 256
 """To find the end of the log, at most this number of frames is read one by one in pure Python. If

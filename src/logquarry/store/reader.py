@@ -39,7 +39,7 @@ from logquarry.read.log_queues import QueueKey, empty_queue
 from logquarry.read.queue import ConsumeQueue, FileQueue, Queue
 from logquarry.read.rocksdb_queue import derived_queues, rocksdb_queues
 from logquarry.read.store_sizes import require_log, with_entry_rules
-from logquarry.store.log_access import get_arguments
+from logquarry.store.log_reads import get_arguments
 from logquarry.store.reads import StoreReads
 from logquarry.store.single_calls import SingleCalls
 

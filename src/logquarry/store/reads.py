@@ -25,7 +25,7 @@ from logquarry.read.get_kernel import MessageGetter
 from logquarry.read.get_message import GetResult, TransferLimits
 from logquarry.read.index import Index, has_key, of_key, query_message, search_log
 from logquarry.read.queue import Queue
-from logquarry.store.log_access import NOT_FOR_USERS, LogReads, renamed_topic
+from logquarry.store.log_reads import NOT_FOR_USERS, LogReads, renamed_topic
 from logquarry.stored_message import StoredMessage
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from logquarry.format.properties import parse_tags
 from logquarry.message import Message, require_message, require_messages
 from logquarry.read.get_kernel import KernelGet
 from logquarry.read.log_queues import QueueKey, empty_queue
-from logquarry.store.log_access import get_arguments
+from logquarry.store.log_reads import get_arguments
 from logquarry.write.commit_log_writer import batch_size, log_slow
 from logquarry.write.frame_append import SLOW_PUT
 from logquarry.write.put_parts import Recent
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from logquarry.disk.service import Health
     from logquarry.read.get_message import GetResult
     from logquarry.read.queue import Queue
-    from logquarry.store.log_access import LogFeed
+    from logquarry.store.writer_files import LogFeed
     from logquarry.write.commit_log_writer import CommitLogWriter
     from logquarry.write.put_result import PutResult
     from logquarry.write.settling import LogGrowth

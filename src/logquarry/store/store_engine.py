@@ -55,10 +55,9 @@ from logquarry.repair.recover.store_folders import (
 )
 from logquarry.store.load.loading import Loads, pending_load
 from logquarry.store.load.segment import StagedWriter
-from logquarry.store.log_access import LogFeed
 from logquarry.store.retention.retain import LiveRetention, RetentionService
 from logquarry.store.stats import StatsRecorder
-from logquarry.store.writer_files import Housekeeping, StoreFiles
+from logquarry.store.writer_files import Housekeeping, LogFeed, StoreFiles
 from logquarry.write.commit_log_writer import CommitLogWriter
 from logquarry.write.dispatcher import (
     ArrivalListeners,

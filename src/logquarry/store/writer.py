@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from logquarry.store.load.ledger import LoadId
     from logquarry.store.load.loading import Loaded
     from logquarry.store.load.segment import Segment
-    from logquarry.store.log_access import LogFeed
     from logquarry.store.retention.plan import RetentionPlan
     from logquarry.store.retention.rules import RetentionRules
     from logquarry.store.services import Services
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from logquarry.store.store_engine import StoreEngine
     from logquarry.store.transaction.checks import CheckReport, Listener
     from logquarry.store.transaction.transaction import Transaction, TransactionState
+    from logquarry.store.writer_files import LogFeed
     from logquarry.write.dispatcher import MessageArrival
     from logquarry.write.put_many import ArrowStream, PutManyResult
     from logquarry.write.queue_table import TopicTable
