@@ -27,6 +27,7 @@ from logquarry.read.queue import (
     UNIT_DTYPE,
     ConsumeQueue,
     FileQueue,
+    Queue,
     QueueSegment,
     Units,
     warn_of_missing,
@@ -377,3 +378,15 @@ def unreadable_queues(layout: StoreLayout) -> Mapping[tuple[str, int], str]:
         except UnreadableFile as error:
             found[queue.topic, queue.queue_id] = str(error)
     return found
+
+
+def message_entries(queue: Queue, start: int, stop: int) -> Iterator[tuple[int, QueueEntry]]:
+    """Yield the entries in a range. An entry of a batch queue has the offset of its first message,
+    which can be before the range.
+    """
+    if not queue.is_batch:
+        yield from queue.entries(start, stop)
+        return
+    for _, rows in queue.rows(start, stop):
+        for row in rows[np.diff(rows["base"], prepend=-1) != 0]:
+            yield int(row["base"]), queue_entry_of(row)

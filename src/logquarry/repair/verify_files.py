@@ -53,7 +53,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.features import holds_data
 from logquarry.read.log_end import lost_tail
 from logquarry.read.pops import KV_STORE
-from logquarry.repair.audit.harmed_types import HarmedType, corrected
+from logquarry.repair.audit.harmed_frames import HarmedType, corrected
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.recover.store_folders import WrongEntry, check_entries
 

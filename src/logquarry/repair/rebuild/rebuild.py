@@ -52,8 +52,7 @@ from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import queue_fault, unreadable_file
 from logquarry.repair.audit.expired_queues import StandIn, bridges, stand_in
-from logquarry.repair.audit.harmed_ids import HarmedIds
-from logquarry.repair.audit.harmed_types import HarmedTypes
+from logquarry.repair.audit.harmed_frames import HarmedIds, HarmedTypes
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.build import (

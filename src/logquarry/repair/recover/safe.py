@@ -51,8 +51,7 @@ from logquarry.repair.audit.differences import (
 )
 from logquarry.repair.audit.expired_queues import end_words, stand_in
 from logquarry.repair.audit.first_difference import QueueAudits
-from logquarry.repair.audit.harmed_ids import HarmedIds, Moved
-from logquarry.repair.audit.harmed_types import HarmedType, HarmedTypes
+from logquarry.repair.audit.harmed_frames import HarmedIds, HarmedType, HarmedTypes, Moved
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, torn_end
 from logquarry.repair.audit.runs import EntryFacts
 from logquarry.repair.rebuild.build import folder_to_recover, why_replaced

@@ -31,8 +31,7 @@ from logquarry.read.log_end import lost_messages, lost_tail
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
 from logquarry.read.store_sizes import with_entry_rules, with_sizes
-from logquarry.repair.audit.harmed_ids import HarmedIds, Moved
-from logquarry.repair.audit.harmed_types import HarmedTypes, right_flags
+from logquarry.repair.audit.harmed_frames import HarmedIds, HarmedTypes, Moved
 from logquarry.repair.audit.log import KnownBounds, LogAudit, are_stale_bytes, find_bounds
 from logquarry.repair.audit.queue_evidence import HarmedProperties
 from logquarry.repair.recover.loss import LossSearch, replaced_files
@@ -479,3 +478,14 @@ def _note(
             found = harmed.get(int(places[row]))
             copies[row] = found is None or found.right != key
         known.take(places, part.offsets, part.counts, copies)
+
+
+def right_flags(flags: Int32, places: Int64, rights: Mapping[int, int]) -> Int64:
+    """Return the SYSFLAG of some frames, with the right transaction types. ``places`` contains the
+    physical offsets of the frames; ``rights`` contains the right types, by physical offset.
+    """
+    right = flags.astype(np.int64)
+    for row in np.flatnonzero(np.isin(places, list(rights))).tolist() if rights else ():
+        kind = rights[int(places[row])]
+        right[row] = right[row] & ~sys_flag.TRANSACTION_MASK | kind
+    return right

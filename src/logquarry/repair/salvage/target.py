@@ -48,12 +48,11 @@ from logquarry.log.walk import LogReader, Run
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.pops import KV_STORE
 from logquarry.read.queue import ConsumeQueue
-from logquarry.repair.audit.harmed_types import right_flags
 from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.salvage.losses import raised_from
 from logquarry.repair.salvage.places import NewPlaces, Piece, in_place
-from logquarry.repair.salvage.plan import SalvagePlan
+from logquarry.repair.salvage.plan import SalvagePlan, right_flags
 from logquarry.systems import held, read_file
 from logquarry.text import counted
 
