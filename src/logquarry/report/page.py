@@ -28,7 +28,7 @@ from logquarry.store.overview import Overview, overview
 from logquarry.text import count_text, duration_text, plural, printable, size_text, time_text
 
 if TYPE_CHECKING:
-    from logquarry.report.drawing import Figure
+    from logquarry.report.charts import Figure
 
 MOST_ROWS: Final = 500
 
