@@ -1,4 +1,4 @@
-"""Checks of the arguments of public calls.
+"""Checks of the arguments of public calls, and the types of clocks and progress callbacks.
 
 Each function checks one argument and returns the converted argument: an integer of Python or NumPy
 becomes an int, a path becomes text, and names become a list. A wrong type raises WrongType (a
@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from datetime import date
 from functools import cache
 from operator import index
@@ -18,6 +20,27 @@ from typing import Any, Final, NoReturn, TypeGuard, TypeVar
 
 from logquarry.errors import UsageError, WrongType
 from logquarry.text import time_ms as parse_time
+
+Progress = Callable[[int, int], None]
+"""Callback of long operations: (amount done, total amount)."""
+Bars = Callable[[str], AbstractContextManager[Progress | None]]
+"""Function that takes the name of a part of the work, and returns a context manager that yields the
+part's progress callback.
+"""
+
+
+Clock = Callable[[], int]
+"""Function that returns the time in milliseconds since 1970 (``System.currentTimeMillis()``)."""
+
+_NS_PER_MS: Final = 1_000_000
+# Each put calls this function. A put would be slower if the function looked up ``time.time``.
+_time_ns = time.time_ns
+
+
+def now_ms() -> int:
+    """The current time in milliseconds."""
+    return _time_ns() // _NS_PER_MS
+
 
 INT_MIN: Final = -(1 << 31)
 INT_MAX: Final = (1 << 31) - 1

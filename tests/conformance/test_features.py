@@ -16,7 +16,7 @@ from logquarry.config import StoreConfig
 from logquarry.errors import UnsupportedStore
 from logquarry.ingest.load import plan_load
 from logquarry.ingest.staging import LoadPlan
-from logquarry.log.broker_version import OFFSET_AT, find_writer, harmed_offset
+from logquarry.log.earlier_writers import OFFSET_AT, find_writer, harmed_offset
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.read.features import find_features

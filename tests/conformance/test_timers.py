@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry.arguments import now_ms
 from logquarry.disk.disk import Disk
 from logquarry.format import timer
 from logquarry.log.layout import StoreLayout
@@ -27,7 +28,6 @@ from logquarry.repair.rebuild.build import replace_queues
 from logquarry.repair.recover.recover import recover
 from logquarry.repair.salvage.salvage import salvage_store
 from logquarry.repair.verification import verify_store
-from logquarry.units import now_ms
 from tests.conformance.rocketmq5 import state_of
 from tests.helpers.command import run
 from tests.helpers.golden_data import copy_store, unpacked

@@ -16,8 +16,8 @@ from logquarry.disk.service import Health
 from logquarry.errors import StoreError
 from logquarry.ingest.load import Appending, append_to_store, commit_load, plan_load
 from logquarry.ingest.staging import LoadPlan, Staged, Stager
+from logquarry.log.earlier_writers import read_durable
 from logquarry.log.filesystem import LocalFileSystem
-from logquarry.log.kept_settings import read_durable
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verification import verify_store
 from logquarry.store.load.ledger import LoadId

@@ -19,10 +19,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 import logquarry as lq
+from logquarry.arguments import now_ms
 from logquarry.disk.disk import Disk
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.clock import FakeClock
-from logquarry.units import now_ms
 from tests.helpers.files import overwrite
 from tests.helpers.small_store import config
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import logquarry as lq
+from logquarry.arguments import Bars
 from logquarry.format.checkpoint import MARK_SIZE
 from logquarry.store.message_store import StoreWriter
-from logquarry.units import Bars
 from tests.helpers.failing_disk import FaultyDisk
 
 NOW = 1_700_000_000_000

@@ -10,7 +10,7 @@ from typing import Any
 
 from logquarry.log.batches import DamageLog
 from logquarry.spark.options import ReadOptions, parse_read_options
-from logquarry.spark.stream_admission import StreamOffset
+from logquarry.spark.stream_offset import StreamOffset
 from logquarry.spark.stream_planner import Limits, StreamPlanner
 from logquarry.spark.tasks import plan_tasks, read_batches
 from tests.helpers.store_maker import StoreMaker

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from logquarry.write.flush import GroupCommitService
+from logquarry.write.put_result import ReplicaWait
 from logquarry.write.settling import PutWait
-from logquarry.write.waits import ReplicaWait
 
 PATIENCE_SECONDS = 60.0
 

@@ -1,6 +1,6 @@
 """A model of a store's log: the bytes written, the bytes synced, and the bytes after a power cut.
 
-It replaces :class:`~logquarry.store.log_feed.LogFeed` and the log's files. The disk may
+It replaces :class:`~logquarry.store.writer_files.LogFeed` and the log's files. The disk may
 fail a sync, after which the log takes no more writes, or an append. A power cut keeps the synced
 bytes and any prefix of the others; the recovery then cuts at the end of a frame.
 """
@@ -15,8 +15,8 @@ from typing import Any
 from logquarry.disk.service import Health
 from logquarry.format.arrays import BLANK, REACHED_STOP, TABLE_FULL
 from logquarry.log import codec
+from logquarry.write.put_result import ReplicaWait
 from logquarry.write.settling import Wakeable
-from logquarry.write.waits import ReplicaWait
 
 _ROWS = codec.empty_rows(256)
 

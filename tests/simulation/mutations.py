@@ -16,7 +16,7 @@ from logquarry.protocol.ha_connection import MasterConnection, SlaveConnection
 from logquarry.protocol.ha_messages import LogRange, MasterEvent, MasterInput, SlaveRequested
 from logquarry.replication import HaMaster
 from logquarry.replication.replica import Replica
-from logquarry.write.waits import ReplicaWait
+from logquarry.write.put_result import ReplicaWait
 from tests.simulation.simulation import run, silence
 from tests.simulation.world import Violation
 

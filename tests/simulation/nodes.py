@@ -15,9 +15,8 @@ from logquarry.format import frame
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
 from logquarry.replication.wire import Waits
 from logquarry.write.flush import GroupCommitService
-from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
+from logquarry.write.put_result import AppendStatus, PutResult, PutStatus, ReplicaWait
 from logquarry.write.settling import LogGrowth
-from logquarry.write.waits import ReplicaWait
 from tests.simulation.checks import Checks
 from tests.simulation.model_log import ModelLog
 from tests.simulation.network import Network, NodeSurroundings, Selector, SimSocket

@@ -29,23 +29,23 @@ from pathlib import Path
 from typing import Any, Final, Self, cast
 
 from logquarry import arguments
+from logquarry.arguments import Clock, now_ms
 from logquarry.broker.admin import Admin, Queries
 from logquarry.broker.clients import Clients
 from logquarry.broker.connection import Connection, Handler
 from logquarry.broker.consumers import Consuming, Progress
 from logquarry.broker.core import Core, Lanes, Port, listen_at_both
+from logquarry.broker.limits import SparingLog, line_of
 from logquarry.broker.names import KeyValues, Names
 from logquarry.broker.options import BrokerOptions, address_text, is_wildcard, make_offsets_folder
 from logquarry.broker.pull import Pulling
 from logquarry.broker.send import Replies, Retrying, Sending, Transactions
-from logquarry.broker.sparing_log import SparingLog, line_of
 from logquarry.broker.statistics import Runtime, Statistics
 from logquarry.broker.tables import Counts, Tables
 from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import LogquarryError, StoreError, UsageError
 from logquarry.format.frame import host_bytes
 from logquarry.store.message_store import MessageStore, StoreWriter
-from logquarry.units import Clock, now_ms
 
 logger = logging.getLogger(__name__)
 _problems = SparingLog(logger)

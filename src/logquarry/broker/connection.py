@@ -18,10 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
 from logquarry.broker.acl import Account
-from logquarry.broker.file_room import is_near_limit
+from logquarry.broker.limits import SparingLog, UnreadAnswers, is_near_limit, line_of
 from logquarry.broker.options import address_text
-from logquarry.broker.sparing_log import SparingLog, line_of
-from logquarry.broker.unread import UnreadAnswers
 from logquarry.errors import LogquarryError, ProtocolViolation
 from logquarry.format import broker_json
 from logquarry.format.frame import host_bytes

@@ -19,20 +19,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
+from logquarry.arguments import Clock
 from logquarry.broker.clients import Clients
 from logquarry.broker.connection import Connection, Handler, Handshake, Request
-from logquarry.broker.file_room import NewQueues, is_near_limit
+from logquarry.broker.limits import NewQueues, SparingLog, UnreadAnswers, is_near_limit
 from logquarry.broker.options import BrokerOptions, listen_error
-from logquarry.broker.sparing_log import SparingLog
 from logquarry.broker.tables import READ, Counts, Tables
-from logquarry.broker.unread import UnreadAnswers
 from logquarry.errors import UsageError
 from logquarry.format.broker_json import TopicConfig
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.systems import file_limit
 from logquarry.text import counted
-from logquarry.units import Clock
 
 logger = logging.getLogger(__name__)
 _refusals = SparingLog(logger)

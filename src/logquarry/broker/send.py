@@ -19,7 +19,7 @@ from typing import Any, Final
 from logquarry.broker.acl import HIDDEN, PUB, SUB
 from logquarry.broker.connection import Request
 from logquarry.broker.core import BUSY, Core, Mailbox, Part, answers
-from logquarry.broker.sparing_log import SparingLog
+from logquarry.broker.limits import SparingLog
 from logquarry.broker.tables import INHERIT, WRITE
 from logquarry.errors import (
     CorruptStore,

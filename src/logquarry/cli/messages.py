@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from logquarry import text
+from logquarry.arguments import Progress
 from logquarry.cli import options
 from logquarry.cli.output import Output
 from logquarry.errors import MessageNotFound, UsageError
-from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from logquarry.log.batches import MessageFilter, OnDamage

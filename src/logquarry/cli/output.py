@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TextIO
 
 from logquarry import text
+from logquarry.arguments import Progress
 from logquarry.errors import UsageError
-from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from rich import progress as rich_progress

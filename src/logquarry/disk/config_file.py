@@ -18,7 +18,7 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreNotFound, StoreUnavailable
 from logquarry.format import broker_json
-from logquarry.log import kept_settings
+from logquarry.log import earlier_writers
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import place_of, read_config
 from logquarry.log.store_files import CONFIG, SETTINGS, quarantine
@@ -353,7 +353,7 @@ def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
     """Write the settings of a store to its settings file, unless the file already has these
     settings. All file sizes in ``config`` must be known.
     """
-    path, data = root / SETTINGS, kept_settings.encode(config)
+    path, data = root / SETTINGS, earlier_writers.encode(config)
     try:
         if read_file(path) == data:
             return

@@ -1,5 +1,5 @@
 """The entries of consume queues: 20 bytes each in queue files, or keys and values in RocksDB. Also
-the entries of the transaction state table of 3.x.
+the search for an entry by store time, and the entries of the transaction state table of 3.x.
 
 A queue file (``ConsumeQueue``) has entries of :data:`LAYOUT`. The other layouts describe RocksDB in
 RocketMQ 5 (``RocksDBConsumeQueueStore``): column family ``default`` has the entries, and column
@@ -10,9 +10,11 @@ in ``offset`` holds the physical offset up to which the broker has dispatched th
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from logquarry.format import java
+from logquarry.format.arrays import Records
 from logquarry.format.fields import Field, Layout
 from logquarry.format.sys_flag import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 
@@ -207,3 +209,44 @@ def group_hash(group: str | None) -> int:
     is no group.
     """
     return java.hash_code(group or "")
+
+
+StoreTime = Callable[[int, int], int]
+"""Function (physical offset, size) -> store time of the message in ms; -1 without a message."""
+
+
+def search_time(
+    units: Records, low: int, timestamp: int, store_time: StoreTime, log_min_offset: int
+) -> int | None:
+    """Find the index of the entry by the same binary search as Java.
+
+    Return -1 if the log has none of the messages, and None if the search meets an unwritten entry.
+    If the log lacks a message that the search reads, Java returns the queue offset 0. This function
+    then returns a large negative index, which the caller turns into 0.
+    """
+    high = len(units) - 1
+    left = right = left_time = right_time = -1
+    while high >= low:
+        middle = (low + high) // 2
+        physical_offset, size, _ = units[middle].item()
+        if size <= 0 or physical_offset < 0:
+            return None
+        if physical_offset < log_min_offset:
+            # QUIRK: this step sets left, but not left_time. So left is the result only if a later
+            # step sets left_time.
+            low, left = middle + 1, middle
+            continue
+        found = store_time(physical_offset, size)
+        if found < 0:
+            return java.LONG_MIN
+        if found == timestamp:
+            return middle
+        if found > timestamp:
+            high, right, right_time = middle - 1, middle, found
+        else:
+            low, left, left_time = middle + 1, middle, found
+    if left_time == -1:
+        return right
+    if right_time == -1:
+        return left
+    return right if abs(timestamp - left_time) > abs(timestamp - right_time) else left

@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from logquarry import text
+from logquarry.arguments import Progress
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import StoreLock
 from logquarry.errors import BadRow, LogquarryError, MessageRejected, SourceNotReadable, UsageError
@@ -35,7 +36,6 @@ from logquarry.log import store_files
 from logquarry.log.location import local_folder
 from logquarry.store.message_store import StoreWriter
 from logquarry.stored_message import JSON_NAMES
-from logquarry.units import Progress
 from logquarry.write.message_rules import utf8
 from logquarry.write.outgoing_arrow import store_times_of
 from logquarry.write.put_many import PutManyResult

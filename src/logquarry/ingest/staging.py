@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logquarry import arguments
+from logquarry.arguments import Clock, now_ms
 from logquarry.config import StoreConfig
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import frame, java
@@ -34,7 +35,6 @@ from logquarry.log.store_files import LOADS
 from logquarry.message import Message
 from logquarry.store.load.ledger import DeadLetters, LoadId
 from logquarry.store.load.segment import ENDING, Segment, SegmentWriter
-from logquarry.units import Clock, now_ms
 from logquarry.write import outgoing_arrow
 from logquarry.write.encode import Encoded, MessageEncoder
 from logquarry.write.log_appender import require_fit

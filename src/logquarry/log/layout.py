@@ -13,10 +13,8 @@ from typing import Any, Generic, TypeVar
 from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import CorruptFile, StoreNotFound
 from logquarry.format import batch, broker_json, checkpoint, java, queue_entry
-from logquarry.log import kept_settings, store_files
-from logquarry.log.broker_version import Writer, find_writer
+from logquarry.log import earlier_writers, store_files
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem
-from logquarry.log.kept_settings import LostHead, find_lost_head, levels_of, read_durable
 from logquarry.log.location import not_a_store, open_filesystem
 from logquarry.log.log_names import (
     LogNames,
@@ -261,7 +259,9 @@ class StoreLayout:
         return self._with_lost_head(named if self._goes_by_names else self._identify(named).files)
 
     def _with_lost_head(self, files: tuple[StoreFile, ...]) -> tuple[StoreFile, ...]:
-        lost = find_lost_head(self.filesystem, files) if self._shows_lost_head else None
+        if not self._shows_lost_head:
+            return files
+        lost = earlier_writers.find_lost_head(self.filesystem, files)
         return files if lost is None else (lost.as_file(self.log_folders.paths[0]), *files)
 
     def present_start(self) -> int:
@@ -276,9 +276,9 @@ class StoreLayout:
         return next((file.base for file in log.files if exists(file.path)), log.end)
 
     @_listed_by_settings
-    def lost_head(self) -> LostHead | None:
+    def lost_head(self) -> earlier_writers.LostHead | None:
         """The missing start of the log; None if there is no sign that files are missing."""
-        return find_lost_head(self.filesystem, self._log_files)
+        return earlier_writers.find_lost_head(self.filesystem, self._log_files)
 
     @_listed_by_settings
     def _log_files(self) -> tuple[StoreFile, ...]:
@@ -411,14 +411,14 @@ class StoreLayout:
         return self._folders.index_files()
 
     @_listed
-    def writer(self) -> Writer:
+    def writer(self) -> earlier_writers.Writer:
         """The version of RocketMQ that wrote the store, by :func:`find_writer`."""
-        return find_writer(self.filesystem)
+        return earlier_writers.find_writer(self.filesystem)
 
     @cached_property
     def delay_levels_ms(self) -> tuple[int, ...]:
         """Delay of each level in milliseconds, level 1 first; see :func:`levels_of`."""
-        return levels_of(self)
+        return earlier_writers.levels_of(self)
 
     @property
     def has_abort(self) -> bool:
@@ -444,7 +444,7 @@ class StoreLayout:
         if store_files.SIDECAR not in self.folders:
             return {}
         try:
-            return kept_settings.decode(self.filesystem.read(store_files.SETTINGS))
+            return earlier_writers.decode(self.filesystem.read(store_files.SETTINGS))
         except FileNotFoundError:
             return {}
         except (OSError, StoreNotFound, ValueError, RecursionError) as error:
@@ -455,7 +455,7 @@ class StoreLayout:
     @_listed
     def durable_end(self) -> int | None:
         """The durable offset of the log; None if unknown."""
-        found = read_durable(self.filesystem)
+        found = earlier_writers.read_durable(self.filesystem)
         return None if found is None else found.end
 
     def is_sure_of(self, bound: int | None) -> bool:

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logquarry.errors import CorruptFile, LogquarryError, MissingExtra, UsageError
-from logquarry.format import config_records
-from logquarry.format.config_records import CONFIG_TABLES, FOLDER_SINGLE, FOLDER_V2
+from logquarry.format import broker_json
+from logquarry.format.broker_json import CONFIG_TABLES, FOLDER_SINGLE, FOLDER_V2
 from logquarry.log.filesystem import FileSystem, LocalFileSystem
 from logquarry.text import listed
 
@@ -247,10 +247,10 @@ def read_config(filesystem: FileSystem, file: str) -> bytes:
     database = RocksDb(filesystem, folder)
     version = 2 if folder.endswith(FOLDER_V2) else 1
     family = CONFIG_TABLES[file].family if folder.endswith(FOLDER_SINGLE) else _FAMILY
-    prefixes = config_records.prefixes(file, version)
+    prefixes = broker_json.prefixes(file, version)
     try:
         items = chain.from_iterable(database.prefixed(family, prefix) for prefix in prefixes)
-        return config_records.document(file, items, version=version)
+        return broker_json.document(file, items, version=version)
     except ValueError as error:
         raise CorruptFile(database.path, 0, str(error)) from error
 

@@ -1,5 +1,5 @@
-"""Defines the names of a store's files, lists a store's folders, finds broken links in them, and
-infers the sizes of files.
+"""Defines the names of a store's files, lists a store's folders, finds broken links in them, infers
+the sizes of files, and logs each warning about a file once.
 
 ::
 
@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -30,6 +31,25 @@ from logquarry.log.filesystem import Entry, FileSystem
 from logquarry.log.rocksdb import is_there
 
 logger = logging.getLogger(__name__)
+
+
+@lru_cache(256)
+def _logged(about: str) -> list[str]:
+    """Return a list with the warning that was logged about a thing; empty if none was logged."""
+    return []
+
+
+def warn_once(text: str, *, about: str | None = None) -> None:
+    """Log a warning, unless the same warning was logged before.
+
+    With ``about``, for example the path of a file, later warnings about the same thing are not
+    logged, even if their texts differ.
+    """
+    logged = _logged(text if about is None else about)
+    if not logged:
+        logged.append(text)
+        logger.warning("%s", text)
+
 
 COMMIT_LOG = "commitlog"
 CONSUME_QUEUE = "consumequeue"

@@ -18,7 +18,7 @@ import numpy as np
 from logquarry.errors import UnreadableFile
 from logquarry.format import batch, java
 from logquarry.format.arrays import Bools, Int64, Records
-from logquarry.format.queue_entry import QueueEntry
+from logquarry.format.queue_entry import QueueEntry, StoreTime
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import FileSequence, StoreFile
@@ -27,12 +27,12 @@ from logquarry.read.queue import (
     UNIT_DTYPE,
     ConsumeQueue,
     FileQueue,
+    Queue,
     QueueSegment,
     Units,
     warn_of_missing,
 )
 from logquarry.read.rocksdb_queue import RocksQueue, rocksdb_queues
-from logquarry.read.time_search import StoreTime
 
 BATCH_DTYPE: Final = batch.ENTRY.dtype()
 BatchEntries = Records
@@ -378,3 +378,15 @@ def unreadable_queues(layout: StoreLayout) -> Mapping[tuple[str, int], str]:
         except UnreadableFile as error:
             found[queue.topic, queue.queue_id] = str(error)
     return found
+
+
+def message_entries(queue: Queue, start: int, stop: int) -> Iterator[tuple[int, QueueEntry]]:
+    """Yield the entries in a range. An entry of a batch queue has the offset of its first message,
+    which can be before the range.
+    """
+    if not queue.is_batch:
+        yield from queue.entries(start, stop)
+        return
+    for _, rows in queue.rows(start, stop):
+        for row in rows[np.diff(rows["base"], prepend=-1) != 0]:
+            yield int(row["base"]), queue_entry_of(row)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from logquarry.format.frame import Frame
-from logquarry.log.broker_version import topic_attributes
+from logquarry.log.earlier_writers import topic_attributes
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import COMPACTED_LOG, COMPACTED_QUEUE, FileSequence

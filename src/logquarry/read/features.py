@@ -16,11 +16,11 @@ from typing import Any, Final, Literal
 
 from logquarry.format import broker_json, sys_flag
 from logquarry.format import properties as props
-from logquarry.format.config_records import CONFIG_FOLDERS
+from logquarry.format.broker_json import CONFIG_FOLDERS
 from logquarry.format.frame import MAGIC_V2, Frame
 from logquarry.log import log_place
-from logquarry.log.broker_version import ROCKSDB_STORE as INDEX_TAGS_SINCE
-from logquarry.log.broker_version import Writer, topic_attributes
+from logquarry.log.earlier_writers import ROCKSDB_STORE as INDEX_TAGS_SINCE
+from logquarry.log.earlier_writers import Writer, topic_attributes
 from logquarry.log.filesystem import Entry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import LogPlace, is_on, setting

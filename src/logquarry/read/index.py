@@ -19,7 +19,7 @@ from logquarry.format import index, java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.arrays import POSITION
 from logquarry.format.frame import Frame
-from logquarry.log.broker_version import ROCKSDB_STORE
+from logquarry.log.earlier_writers import ROCKSDB_STORE
 from logquarry.log.filesystem import Entry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles

@@ -23,9 +23,8 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.filesystem import FileView
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
-from logquarry.log.store_files import INDEX
+from logquarry.log.store_files import INDEX, warn_once
 from logquarry.log.walk import LogReader, Run, Span
-from logquarry.log.warn_once import warn_once
 
 _WORD: Final = 4
 _ENTRY_WORDS: Final = ENTRY.size // _WORD

@@ -19,7 +19,7 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.format import queue_entry
 from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.frame import Frame
-from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
+from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry, StoreTime
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.readable import Unreadable, first_unreadable
@@ -28,7 +28,6 @@ from logquarry.log.walk import LogReader, Run
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, Units
-from logquarry.read.time_search import StoreTime
 
 _NO_BYTES: Final = memoryview(b"")
 _Files = tuple[tuple[int, ...], int, int]

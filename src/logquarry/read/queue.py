@@ -16,12 +16,10 @@ import numpy as np
 from logquarry.errors import UsageError
 from logquarry.format import java, queue_entry
 from logquarry.format.arrays import Bools, Records
-from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
+from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry, StoreTime, search_time
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
-from logquarry.log.store_files import CONSUME_QUEUE, FileSequence, StoreFile
-from logquarry.log.warn_once import warn_once
-from logquarry.read.time_search import StoreTime, search_time
+from logquarry.log.store_files import CONSUME_QUEUE, FileSequence, StoreFile, warn_once
 
 NO_CODE: Final = java.LONG_MIN
 """Tags code of a batch whose messages may have different tags: read the tags from the log."""

@@ -20,15 +20,13 @@ from logquarry.errors import CorruptFile
 from logquarry.format import java
 from logquarry.format import queue_entry as table
 from logquarry.format.arrays import Int64, Records, consecutive
-from logquarry.format.queue_entry import QueueEntry
+from logquarry.format.queue_entry import QueueEntry, StoreTime
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb, is_installed, is_there, needs_package
-from logquarry.log.store_files import CONSUME_QUEUE, StoreFile
+from logquarry.log.store_files import CONSUME_QUEUE, StoreFile, warn_once
 from logquarry.log.walk import DamagedSpan, Event, LogReader
-from logquarry.log.warn_once import warn_once
 from logquarry.read.log_queues import LogQueue, QueueBuilder, QueueKey
 from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, Units, warn_of_missing
-from logquarry.read.time_search import StoreTime
 from logquarry.text import counted
 
 logger = logging.getLogger(__name__)

@@ -33,8 +33,7 @@ from logquarry.log.splits import (
     split_events,
 )
 from logquarry.log.walk import DEFAULT_BATCH_BYTES, Event, LogReader
-from logquarry.read.commit_log import CommitLog
-from logquarry.read.entry_check import do_queues_fit
+from logquarry.read.commit_log import CommitLog, do_queues_fit
 from logquarry.read.index import Index
 from logquarry.read.log_end import last_entries, log_bound, sound_bound, warn_of_lost_tail
 from logquarry.read.queue import ConsumeQueue, Units, has_message

@@ -2,7 +2,8 @@
 contain.
 
 A setting is taken from the first of these sources that determines it: the user's configuration, the
-files, the settings recorded in the store (:mod:`logquarry.log.kept_settings`), RocketMQ's default.
+files, the settings recorded in the store (:mod:`logquarry.log.earlier_writers`), RocketMQ's
+default.
 If the files contradict the configuration, the store is refused, because with wrong sizes, reads
 would miss messages, and writes would destroy entries.
 """
@@ -21,7 +22,7 @@ from logquarry.format import batch, frame, index, java, queue_entry
 from logquarry.format.arrays import REACHED_STOP
 from logquarry.format.frame import Frame
 from logquarry.log import codec
-from logquarry.log.kept_settings import levels_text
+from logquarry.log.earlier_writers import levels_text
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import setting
 from logquarry.log.open_files import OpenFiles

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from logquarry import arguments
+from logquarry.arguments import Progress
 from logquarry.config import StoreConfig
 from logquarry.format.arrays import Bytes
 from logquarry.format.frame import BLANK, Damage, Frame, encode_id
@@ -26,7 +27,6 @@ from logquarry.read.store_sizes import require_log
 from logquarry.repair.queue_diff import Common, LogBounds, QueueDiff, StoreQueues, compare_queues
 from logquarry.systems import lock_file
 from logquarry.text import counted, document, json_value
-from logquarry.units import Progress
 
 _STEP: Final = 8 << 20
 _WORD: Final = 8

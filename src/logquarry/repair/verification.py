@@ -13,10 +13,11 @@ from functools import partial
 from typing import Any, Final
 
 from logquarry import arguments
+from logquarry.arguments import Progress
 from logquarry.config import StoreConfig
+from logquarry.log.earlier_writers import unproved_start
 from logquarry.log.follow import Follower, dispatch_requests
 from logquarry.log.frames import guided
-from logquarry.log.kept_settings import unproved_start
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE, rereads
 from logquarry.log.splits import STRETCH_BYTES, stretches_ahead
@@ -45,7 +46,6 @@ from logquarry.repair.audit.timer_files import timer_faults
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.recover.loss import LossSearch, replaced_files
 from logquarry.text import plural
-from logquarry.units import Progress
 
 _COMES_AND_GOES: Final = frozenset(
     {

@@ -18,10 +18,10 @@ from logquarry.dialect31.open_transactions import transaction_frames
 from logquarry.dialect31.state_table import TransactionCheck
 from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile
 from logquarry.format import broker_json, checkpoint, properties, queue_entry
-from logquarry.format.config_records import CONFIG_TABLES
+from logquarry.format.broker_json import CONFIG_TABLES
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.log import kept_settings
-from logquarry.log.broker_version import OFFSET_AT, ROCKSDB_STORE, harmed_offset
+from logquarry.log import earlier_writers
+from logquarry.log.earlier_writers import OFFSET_AT, ROCKSDB_STORE, harmed_offset
 from logquarry.log.filesystem import LocalFileSystem, below
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE
@@ -53,7 +53,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.features import holds_data
 from logquarry.read.log_end import lost_tail
 from logquarry.read.pops import KV_STORE
-from logquarry.repair.audit.harmed_types import HarmedType, corrected
+from logquarry.repair.audit.harmed_frames import HarmedType, corrected
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.recover.store_folders import WrongEntry, check_entries
 
@@ -213,7 +213,7 @@ def check_sidecar(
     """Check logquarry's own files: settings, durable offset, and leftovers."""
     files = layout.filesystem
     try:
-        kept_settings.decode(files.read(SETTINGS))
+        earlier_writers.decode(files.read(SETTINGS))
     except FileNotFoundError:
         pass
     except (OSError, StoreNotFound, ValueError, RecursionError) as error:
@@ -225,13 +225,13 @@ def check_sidecar(
     if files.exists(f"{LOADS}/{INTENT}") and not is_live:
         reason = "a load was interrupted; open the store for writing to finish it"
         report.add("unfinished_load", f"{LOADS}/{INTENT}", 0, reason)
-    durable: kept_settings.Durable | None = None
+    durable: earlier_writers.Durable | None = None
     try:
         mark = checkpoint.decode_mark(files.read(DURABLE))
         if mark is not None:
             # Another check reports a checkpoint that is missing, too short or unreadable.
             with suppress(FileNotFoundError, ValueError):
-                durable = kept_settings.require_durable(files)
+                durable = earlier_writers.require_durable(files)
     except (FileNotFoundError, UnreadableFile):
         return
     except (OSError, StoreNotFound) as error:

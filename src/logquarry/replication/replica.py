@@ -22,7 +22,7 @@ from logquarry.format.arrays import BLANK, NEED_MORE, POSITION, REACHED_STOP, TA
 from logquarry.format.frame import BLANK as BLANK_LAYOUT
 from logquarry.format.frame import DamageKind
 from logquarry.log import codec
-from logquarry.store.log_feed import LogFeed
+from logquarry.store.writer_files import LogFeed
 
 OVERLAP: Final = 64 * 1024
 """Number of bytes that are compared at the start of a connection. The last bytes suffice: frames

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
+from logquarry.arguments import Bars
 from logquarry.disk.config_file import delay_offsets
 from logquarry.errors import MissingExtra
 from logquarry.format import properties as props
@@ -25,10 +26,9 @@ from logquarry.report.survey import Survey, survey
 from logquarry.store.message_store import MessageStore
 from logquarry.store.overview import Overview, overview
 from logquarry.text import count_text, duration_text, plural, printable, size_text, time_text
-from logquarry.units import Bars
 
 if TYPE_CHECKING:
-    from logquarry.report.drawing import Figure
+    from logquarry.report.charts import Figure
 
 MOST_ROWS: Final = 500
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from logquarry.arguments import Progress
 from logquarry.format import arrays as r
 from logquarry.format import properties as props
 from logquarry.format.arrays import Int64
@@ -19,7 +20,7 @@ from logquarry.log.columns import Decoding
 from logquarry.log.frames import unwrapped
 from logquarry.log.walk import BlankSpan, DamagedSpan, Event, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.store.message_store import MessageStore
-from logquarry.units import Progress
+from logquarry.text import printable, size_text
 
 MOST_BINS: Final = 96
 _BIN_SIZES_MS: Final = tuple(
@@ -59,6 +60,38 @@ class FileUse:
     def unused(self) -> int:
         """Number of bytes at the file's end that are not used yet."""
         return max(0, self.room - self.messages - self.blank - self.damaged)
+
+    @property
+    def label(self) -> str:
+        """The file's name."""
+        return printable(self.path.rpartition("/")[2])
+
+    def spans(self) -> list[dict[str, Any]]:
+        """Return a row of the file map for each use of the file's bytes. The row for messages
+        includes the damage.
+        """
+        rows: list[dict[str, Any]] = []
+        at = 0
+        for use, length in (
+            ("messages", self.messages + self.damaged),
+            ("unused", self.unused),
+            ("blank", self.blank),
+        ):
+            if length:
+                rows.append(self.span(use, at, length))
+            at += length
+        return rows
+
+    def span(self, use: str, at: int, length: int) -> dict[str, Any]:
+        """Return a row of the file map: bytes from position ``at`` as parts of the file."""
+        room = max(1, self.room)
+        return {
+            "file": self.label,
+            "use": use,
+            "from": at / room,
+            "to": min(1.0, (at + length) / room),
+            "text": f"{size_text(length)} ({length / room:.2%})",
+        }
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """Compacts exports: merges many small files into few, for Parquet, Delta and Iceberg.
 
-Merges of Parquet exports and Iceberg tables (:mod:`logquarry.spark.merging`) keep the order of
+Merges of Parquet exports and Iceberg tables (:mod:`logquarry.spark.export`) keep the order of
 rows. The package `deltalake` merges the files of Delta tables, and can change the order of rows.
 """
 
@@ -16,15 +16,10 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from logquarry.arguments import Progress
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.spark import output
-from logquarry.spark.jobs import run_tasks
-from logquarry.spark.lakehouse.delta import Delta
-from logquarry.spark.lakehouse.export import DEFAULT_TABLE
-from logquarry.spark.lakehouse.iceberg import CATALOG_FILE, Iceberg, TableDataFile
-from logquarry.spark.lakehouse.table import TableUnchanged
-from logquarry.spark.lakehouse.write import table_file
-from logquarry.spark.merging import (
+from logquarry.spark.export import (
     DEFAULT_TARGET_SIZE,
     Merged,
     MergeTask,
@@ -34,9 +29,14 @@ from logquarry.spark.merging import (
     groups,
     merge,
 )
+from logquarry.spark.jobs import run_tasks
+from logquarry.spark.lakehouse.delta import Delta
+from logquarry.spark.lakehouse.export import DEFAULT_TABLE
+from logquarry.spark.lakehouse.iceberg import CATALOG_FILE, Iceberg, TableDataFile
+from logquarry.spark.lakehouse.table import TableUnchanged
+from logquarry.spark.lakehouse.write import table_file
 from logquarry.spark.output import OutputFolder
 from logquarry.systems import held
-from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from logquarry import errors
+from logquarry.arguments import Progress
 from logquarry.errors import CorruptStore, LogquarryError, UsageError
 from logquarry.format.frame import DamageKind
 from logquarry.log.batches import BAD_COMPRESSION
@@ -22,7 +23,6 @@ from logquarry.log.walk import MISSING_FILE, TORN_TAIL
 from logquarry.spark.tasks import LOST_END
 from logquarry.spark.worker import settle, without_traceback
 from logquarry.systems import held
-from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from pyspark import Accumulator, SparkContext

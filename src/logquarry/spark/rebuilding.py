@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from logquarry.arguments import Progress
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.errors import UsageError
@@ -38,8 +39,7 @@ from logquarry.log.splits import tiles
 from logquarry.log.store_files import CONSUME_QUEUE, INDEX, SIDECAR
 from logquarry.log.walk import Run
 from logquarry.read.log_queues import QueueKey
-from logquarry.repair.audit.harmed_ids import placed
-from logquarry.repair.audit.harmed_types import with_queued
+from logquarry.repair.audit.harmed_frames import placed
 from logquarry.repair.audit.runs import audited
 from logquarry.repair.rebuild import parts
 from logquarry.repair.rebuild.build import (
@@ -55,9 +55,8 @@ from logquarry.repair.rebuild.queue_files import QueueFiles, topic_fault
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.tasks import LARGEST_SPLIT
-from logquarry.units import Progress
 from logquarry.write.index_writer import next_name
-from logquarry.write.queue_writer import MOST_GAP, parts_with_copies
+from logquarry.write.queue_writer import MOST_GAP, parts_with_copies, with_queued
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,6 +20,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from logquarry.arguments import Progress
 from logquarry.config import StoreConfig
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import Stores, as_paths, broker_names, find_stores, local_folder
@@ -33,7 +34,6 @@ from logquarry.repair.salvage.target import check_target, settle
 from logquarry.repair.verification import verify_store
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.tasks import LARGEST_SPLIT
-from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

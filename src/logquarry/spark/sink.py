@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, get_args
 
 import pyarrow as pa
 
+from logquarry.arguments import Progress
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, UsageError
 from logquarry.format import java
@@ -42,7 +43,6 @@ from logquarry.spark.options import Given, one_of, store_config, whole_number
 from logquarry.spark.worker import Packaged, ignore_hang_ups, settle, without_traceback
 from logquarry.store.load.ledger import LoadId
 from logquarry.text import counted
-from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from pyspark import TaskContext

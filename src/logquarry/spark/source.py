@@ -43,7 +43,7 @@ from logquarry.spark.columns import (
 )
 from logquarry.spark.jobs import context_of
 from logquarry.spark.options import FORMAT, ReadOptions, parse_read_options
-from logquarry.spark.stream_admission import StreamOffset
+from logquarry.spark.stream_offset import StreamOffset
 from logquarry.spark.stream_planner import Limits, StreamPlanner, UnlimitedPlanner
 from logquarry.spark.tasks import ReadTask, open_stores, plan_tasks
 from logquarry.spark.worker import Packaged, without_traceback

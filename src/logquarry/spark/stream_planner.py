@@ -32,9 +32,17 @@ from logquarry.read.batch_queue import open_queue
 from logquarry.read.bulk import warn_of_unknown_topics
 from logquarry.read.log_end import LogFrontier, last_entries
 from logquarry.read.selection import ReadPlan, Selection, time_range
-from logquarry.spark.last_frame import LastFrame, is_other_log, is_same_log, last_frame
 from logquarry.spark.options import FORMAT, ReadOptions
-from logquarry.spark.stream_admission import Backlog, StreamOffset, by_bytes, by_rows
+from logquarry.spark.stream_offset import (
+    Backlog,
+    LastFrame,
+    StreamOffset,
+    by_bytes,
+    by_rows,
+    is_other_log,
+    is_same_log,
+    last_frame,
+)
 from logquarry.spark.tasks import (
     ReadTask,
     check_brokers,

@@ -1,22 +1,32 @@
 """Plans the read tasks of a job (Spark's partitions) on the driver, and reads a task in a worker.
 
-:mod:`logquarry.read.selection` applies the filters; this module packs the selected
-parts into tasks.
+:mod:`logquarry.read.selection` applies the filters; this module packs the selected parts into
+tasks. The data source, the exports and the summary use this module, which does not import PySpark.
 
-The data source, the exports and the summary use this module, which does not import PySpark.
+A read with ``onDamage=quarantine`` copies the damage that it skips::
+
+    FOLDER/BROKER/00000000000000078237.bin    the damaged bytes, without the zeros at their end
+    FOLDER/BROKER/00000000000000078237.json   file, offset, length, kind and reason
+
+A file name depends only on broker and physical offset, so a second read finds the copies that the
+first read made.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
-from logquarry.errors import MessageNotFound, StoreNotFound, UsageError
+from logquarry.errors import MessageNotFound, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.log import schema
 from logquarry.log.batches import (
+    BAD_COMPRESSION,
     BadBodies,
     DamageLog,
     MessageFilter,
@@ -25,8 +35,9 @@ from logquarry.log.batches import (
 )
 from logquarry.log.columns import Decoding
 from logquarry.log.layout import StoreLayout
-from logquarry.log.location import broker_names, find_stores
+from logquarry.log.location import broker_names, find_stores, lies_in_store
 from logquarry.log.splits import LogSplit
+from logquarry.log.store_files import NAME_DIGITS
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, Event, ExpiredSpan, LogEnd
 from logquarry.read.batch_queue import open_queue
 from logquarry.read.bulk import warn_of_unknown_topics
@@ -42,17 +53,100 @@ from logquarry.read.selection import (
 from logquarry.read.store_sizes import require_log
 from logquarry.spark.options import OffsetLimit, ReadOptions
 from logquarry.spark.output import OutputFolder
-from logquarry.spark.quarantine import Quarantine, check_quarantine
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
 logger = logging.getLogger(__name__)
+_PIECE: Final = 8 << 20
+_as_name = partial(quote, safe=" ")  # a broker's name can contain slashes
+
+
+class Quarantine:
+    """Copies the damaged bytes of one store."""
+
+    def __init__(self, folder: OutputFolder, broker: str, layout: StoreLayout) -> None:
+        self._folder = folder
+        self._broker = broker
+        self._layout = layout
+
+    def keep(self, span: DamagedSpan) -> None:
+        """Copy a damaged span, unless the folder has a copy of the same or a longer span."""
+        name = f"{_as_name(self._broker)}/{span.offset:0{NAME_DIGITS}d}"
+        try:
+            self._keep(span, name)
+        except OSError as error:
+            where = f"{self._folder.location}/{name}"
+            raise StoreUnavailable(f"{where}: damage cannot be copied there: {error}") from error
+
+    def of_bodies(self, report: BadBodies) -> Callable[[int, str], None]:
+        """Make a callback for :attr:`Decoding.on_bad_body`, called if decompression fails.
+
+        The quarantine then gets only the JSON file, without bytes, because the read returns the
+        message with its compressed body.
+        """
+
+        def keep(offset: int, reason: str) -> None:
+            report(offset, reason)
+            path = self._layout.log_path(offset)
+            self.keep(DamagedSpan(offset, 0, BAD_COMPRESSION, reason, path))
+
+        return keep
+
+    def _keep(self, span: DamagedSpan, name: str) -> None:
+        if self._kept_length(f"{name}.json") >= span.length:
+            return
+        # Each attempt of a task writes its own temporary file. If several attempts copy the same
+        # damage, the last copy replaces the others.
+        passing = f"{name}.{uuid.uuid4().hex}.tmp"
+        self._folder.make(name.rpartition("/")[0])
+        size = 0
+        with self._folder.create(passing) as sink:
+            for piece in _pieces(self._layout, span):
+                sink.write(piece)
+                size += len(piece)
+        # A later read does not copy the damage again if the JSON document exists. Sync the bytes
+        # first, so that a power cut cannot keep the document and lose the bytes.
+        self._folder.sync(passing)
+        self._folder.move(passing, f"{name}.bin")
+        document = {"broker": self._broker, **span.to_json(), "bytes": size}
+        self._folder.write_json(f"{name}.json", document, by_way_of=passing)
+
+    def _kept_length(self, path: str) -> int:
+        try:
+            document = self._folder.read_json(path)
+        except ValueError:
+            return -1
+        length = document.get("length") if isinstance(document, dict) else None
+        return length if isinstance(length, int) else -1
+
+
+def _pieces(layout: StoreLayout, span: DamagedSpan) -> Iterator[bytes]:
+    """Yield the damaged bytes in the file, without the zeros at the end of the damage."""
+    file = layout.commit_log.at(span.offset)
+    if file is None:
+        return
+    try:
+        view = layout.open_file(file.path)
+    except FileNotFoundError:
+        return
+    at, stop = span.offset - file.base, min(span.offset - file.base + span.length, view.size)
+    zeros = 0
+    while at < stop:
+        length = min(_PIECE, stop - at)
+        piece = bytes(view.window(at, length)[:length])
+        data = piece.rstrip(b"\0")
+        if data:
+            while zeros:
+                yield bytes(min(zeros, _PIECE))
+                zeros -= min(zeros, _PIECE)
+            yield data
+        zeros += len(piece) - len(data)
+        at += length
+
 
 LOST_END: Final = "lost_end"
 """Kind of damage: bytes that the log has lost since a stream's batch was planned."""
-
 LARGEST_SPLIT = 128 << 20
 """Maximum bytes of a task, unless the user gives a split size."""
 LEAST_SPLIT = 16 << 20
@@ -65,9 +159,7 @@ FEW_TASKS = 1_000
 MOST_TASKS = 100_000
 """Maximum number of tasks of one read; the driver keeps a few kilobytes for each task."""
 MOST_PARTS = 256
-"""Maximum number of parts of one task. A part takes 30 bytes of memory; a read can have a million
-parts.
-"""
+"""Maximum number of parts of one task. A part takes 30 bytes; a read can have a million parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +203,19 @@ def open_stores(options: ReadOptions) -> dict[str, StoreLayout]:
 
 
 def open_layouts(options: ReadOptions, stores: Mapping[str, str]) -> dict[str, StoreLayout]:
-    """Open stores; `stores` has their locations by broker. Check the folder of the quarantine."""
-    check_quarantine(options, stores)
+    """Open stores; `stores` has their locations by broker.
+
+    Raises UsageError if the quarantine's folder is inside a store.
+    """
+    folder = options.quarantine_path
+    places = [folder, *(f"{folder}/{_as_name(broker)}" for broker in stores)] if folder else []
+    for location in stores.values():
+        for place in places:
+            if lies_in_store(place, location, options.config):
+                raise UsageError(
+                    f"quarantinePath: {place} lies in the store {location}, and copies of damage "
+                    "there would count as files of the store: give a folder outside of it"
+                )
     return {
         broker: StoreLayout.open(location, options.config, options.storage_options)
         for broker, location in stores.items()

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, overload
 
 from logquarry import arguments
+from logquarry.arguments import Clock
 from logquarry.config import StoreConfig
 from logquarry.errors import UsageError, WrongType
 from logquarry.store.reader import BaseReader, ReadOnlyStore
 from logquarry.store.reads import StoreReads
 from logquarry.store.writer import BaseWriter
-from logquarry.units import Clock
 
 if TYPE_CHECKING:
     from logquarry.store.stats import StoreStats

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from logquarry.arguments import Progress
 from logquarry.format import frame, sys_flag
 from logquarry.format.arrays import SIZE
 from logquarry.format.index import IndexHeader, IndexShape
@@ -34,7 +35,6 @@ from logquarry.repair.recover.loss import missing_files
 from logquarry.store.reads import StoreReads
 from logquarry.store.state import State, condition
 from logquarry.text import counted, plural
-from logquarry.units import Progress
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from logquarry import arguments
+from logquarry.arguments import now_ms
 from logquarry.config import StoreConfig
 from logquarry.errors import LogquarryError, StoreUnavailable
 from logquarry.format.properties import parse_tags
@@ -41,7 +42,6 @@ from logquarry.read.store_sizes import require_log, with_entry_rules
 from logquarry.store.log_reads import get_arguments
 from logquarry.store.reads import StoreReads
 from logquarry.store.single_calls import SingleCalls
-from logquarry.units import now_ms
 
 if TYPE_CHECKING:
     from logquarry.store.consumer.registry import Consumers

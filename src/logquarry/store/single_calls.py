@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from logquarry.disk.service import Health
     from logquarry.read.get_message import GetResult
     from logquarry.read.queue import Queue
-    from logquarry.store.log_feed import LogFeed
+    from logquarry.store.writer_files import LogFeed
     from logquarry.write.commit_log_writer import CommitLogWriter
     from logquarry.write.put_result import PutResult
     from logquarry.write.settling import LogGrowth

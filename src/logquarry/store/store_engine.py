@@ -26,6 +26,7 @@ from typing import Final
 
 import numpy as np
 
+from logquarry.arguments import Clock
 from logquarry.config import StoreConfig
 from logquarry.dialect31.prepared import AppendRules31, scratch_of
 from logquarry.disk.config_file import keep_settings
@@ -54,11 +55,9 @@ from logquarry.repair.recover.store_folders import (
 )
 from logquarry.store.load.loading import Loads, pending_load
 from logquarry.store.load.segment import StagedWriter
-from logquarry.store.log_feed import LogFeed
 from logquarry.store.retention.retain import LiveRetention, RetentionService
 from logquarry.store.stats import StatsRecorder
-from logquarry.store.writer_files import Housekeeping, StoreFiles
-from logquarry.units import Clock
+from logquarry.store.writer_files import Housekeeping, LogFeed, StoreFiles
 from logquarry.write.commit_log_writer import CommitLogWriter
 from logquarry.write.dispatcher import (
     ArrivalListeners,
@@ -70,8 +69,8 @@ from logquarry.write.dispatcher import (
 from logquarry.write.flush import FlushServices
 from logquarry.write.index_writer import check_room
 from logquarry.write.log_appender import AppendRules, PropertyCrcRules
+from logquarry.write.put_result import ReplicaWait
 from logquarry.write.settling import LogGrowth
-from logquarry.write.waits import ReplicaWait
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Self
 
 from logquarry import arguments
+from logquarry.arguments import Clock, now_ms
 from logquarry.config import StoreConfig, settings_of
 from logquarry.disk.disk import Disk
 from logquarry.disk.service import close_at_exit, was_closed
@@ -21,7 +22,6 @@ from logquarry.log.store_files import LOADS
 from logquarry.message import Message
 from logquarry.read.log_end import last_store_timestamp
 from logquarry.store.reader import LiveStore
-from logquarry.units import Clock, now_ms
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from logquarry.store.load.ledger import LoadId
     from logquarry.store.load.loading import Loaded
     from logquarry.store.load.segment import Segment
-    from logquarry.store.log_feed import LogFeed
     from logquarry.store.retention.plan import RetentionPlan
     from logquarry.store.retention.rules import RetentionRules
     from logquarry.store.services import Services
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from logquarry.store.store_engine import StoreEngine
     from logquarry.store.transaction.checks import CheckReport, Listener
     from logquarry.store.transaction.transaction import Transaction, TransactionState
+    from logquarry.store.writer_files import LogFeed
     from logquarry.write.dispatcher import MessageArrival
     from logquarry.write.put_many import ArrowStream, PutManyResult
     from logquarry.write.queue_table import TopicTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from logquarry.units import now_ms
+from logquarry.arguments import now_ms
 
 
 class FakeClock:

@@ -15,7 +15,7 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.page_file import CheckpointFile
 from logquarry.disk.service import Clock, Health, Service, SyncDelayed, monotonic_ms
 from logquarry.errors import StoreUnavailable
-from logquarry.write.waits import DeadlineWatch, Waiter
+from logquarry.write.put_result import DeadlineWatch, Waiter
 
 logger = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from logquarry.arguments import Clock, now_ms
 from logquarry.config import StoreConfig
 from logquarry.format import frame, java
 from logquarry.format import properties as props
@@ -20,7 +21,6 @@ from logquarry.format.java import crc32, crc32_address
 from logquarry.format.sys_flag import TRANSACTION_NOT
 from logquarry.format.sys_flag import transaction_type as sys_flag_type
 from logquarry.text import counted
-from logquarry.units import Clock, now_ms
 from logquarry.write.message_rules import LONGEST_PROPERTIES, host_fields, topic_bytes
 from logquarry.write.put_parts import LogLock, Recent, Wakes
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus

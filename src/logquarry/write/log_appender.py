@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from operator import index
 from typing import Final
 
+from logquarry.arguments import Clock
 from logquarry.config import StoreConfig
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
@@ -26,7 +27,6 @@ from logquarry.format import frame
 from logquarry.format import properties as props
 from logquarry.message import Message, require_message, require_messages
 from logquarry.read.log_queues import QueueKey
-from logquarry.units import Clock
 from logquarry.write.encode import Encoded, MessageEncoder
 from logquarry.write.encode_batch import encode_batch, encode_messages
 from logquarry.write.frame_append import SLOW_PUT, FrameAppend, Settle, log_held

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from logquarry.arguments import Clock
 from logquarry.config import StoreConfig
 from logquarry.disk.config_file import TOPICS, ConfigFile
 from logquarry.disk.disk import Disk
@@ -24,12 +25,11 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
 from logquarry.format import broker_json, java
 from logquarry.format.broker_json import TopicConfig, topic_entry
-from logquarry.log.broker_version import find_writer
+from logquarry.log.earlier_writers import find_writer
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, quarantine, queue_form
 from logquarry.read.live_read import LiveBatchQueue, LiveQueue
 from logquarry.read.log_queues import QueueKey
-from logquarry.units import Clock
 from logquarry.write.message_rules import queue_name_fault
 from logquarry.write.queue_writer import (
     BatchQueueWriter,

@@ -12,7 +12,7 @@ Batch queues of RocketMQ 5 follow ``BatchConsumeQueue.putBatchMessagePositionInf
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -466,3 +466,32 @@ class BatchQueueWriter(ConsumeQueueWriter):
                     self._note_last(entries[0])
                     return self.physical_end
         return 0
+
+
+def unqueued_parts(followed: Followed) -> dict[QueueKey, QueuePart]:
+    """Make the entries that the frames without a queue entry would have, grouped by the queue that
+    each frame names.
+    """
+    requests = followed.requests
+    if requests.is_dispatched.all():
+        return {}
+    return parts_of(_with_dispatched(followed, ~requests.is_dispatched))
+
+
+def with_queued(followed: Followed, harmed: Mapping[int, object]) -> Followed:
+    """Return some frames, with queue entries also for the frames at the physical offsets in
+    ``harmed``.
+    """
+    if not harmed or followed.requests.is_dispatched.all():
+        return followed
+    places = np.fromiter(harmed, np.int64, len(harmed))
+    is_harmed = np.isin(followed.requests.physical_offset, places)
+    if not is_harmed.any():
+        return followed
+    return _with_dispatched(followed, followed.requests.is_dispatched | is_harmed)
+
+
+def _with_dispatched(followed: Followed, is_dispatched: Bools) -> Followed:
+    # Remove the table that the kernel made: the pure-Python reference then groups the entries.
+    requests = replace(followed.requests, is_dispatched=is_dispatched)
+    return replace(followed, table=None, requests=requests)

@@ -1,7 +1,7 @@
 """After an append, wakes the services that follow the log, and settles the put: waits for the disk
 (flush wait) and for a slave (replica wait), and returns the result of the put, or its future.
 
-The module is compiled if possible. See :mod:`logquarry.write.waits` for which puts wait.
+The module is compiled if possible. See :mod:`logquarry.write.put_result` for which puts wait.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from logquarry.write.put_result import PutResult, PutStatus
 
 if TYPE_CHECKING:
     from logquarry.write.flush import GroupCommitService
-    from logquarry.write.waits import ReplicaWait
+    from logquarry.write.put_result import ReplicaWait
 
 try:
     import cython
@@ -335,7 +335,7 @@ class WaitingPut(PutFuture):
 
 
 class PutWait(Once):
-    """One wait of a :class:`WaitingPut`; implements :class:`~logquarry.write.waits.Waiter`."""
+    """One wait of a :class:`WaitingPut`; implements :class:`~logquarry.write.put_result.Waiter`."""
 
     def __init__(
         self,
@@ -350,12 +350,12 @@ class PutWait(Once):
         self._fail = fail
 
     def resolve(self, in_time: bool) -> None:
-        """See :class:`~logquarry.write.waits.Waiter`."""
+        """See :class:`~logquarry.write.put_result.Waiter`."""
         if self.take():
             self._heard(in_time)
 
     def fail(self, error: StoreUnavailable) -> None:
-        """See :class:`~logquarry.write.waits.Waiter`."""
+        """See :class:`~logquarry.write.put_result.Waiter`."""
         if self.take():
             self._fail(error)
 

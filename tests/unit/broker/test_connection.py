@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from logquarry.broker import sparing_log
-from logquarry.broker.sparing_log import SparingLog
+from logquarry.broker import limits
+from logquarry.broker.limits import SparingLog
 
 
 def test_it_logs_five_lines_and_then_their_number(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(sparing_log, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: now[0]))
     log = SparingLog(logging.getLogger("test"))
     for number in range(12):
         log.warning("line %d", number)

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from logquarry.broker import Broker, core, sparing_log
+from logquarry.broker import Broker, core, limits
 from logquarry.broker.core import Lane, Mailbox, Port
-from logquarry.broker.sparing_log import SparingLog
+from logquarry.broker.limits import SparingLog
 from logquarry.errors import UsageError
 from logquarry.protocol.remoting_codes import RequestCode
 from tests.helpers.broker_client import PATIENCE_SECONDS, SMALL, connected, document_of
@@ -90,7 +90,7 @@ def test_connections_leave_open_files_to_the_store(
     monkeypatch.setattr(core, "file_limit", lambda: 11)
     # Other tests log refusals too, and a slow machine would log five more in each ten seconds.
     monkeypatch.setattr(core, "_refusals", SparingLog(core.logger))
-    monkeypatch.setattr(sparing_log, "_INTERVAL_SECONDS", float("inf"))
+    monkeypatch.setattr(limits, "_INTERVAL_SECONDS", float("inf"))
 
     async def scenario() -> None:
         async with Broker(tmp_path / "s", config=SMALL) as broker:

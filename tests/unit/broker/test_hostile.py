@@ -14,7 +14,7 @@ import pytest
 
 from logquarry.broker import Broker, connection
 from logquarry.broker import broker as module
-from logquarry.broker.unread import UnreadAnswers
+from logquarry.broker.limits import UnreadAnswers
 from logquarry.protocol import remoting
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import pytest
 
 import logquarry as lq
+from logquarry.arguments import now_ms
 from logquarry.broker import Broker, background
 from logquarry.broker import broker as module
 from logquarry.format import properties as props
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from logquarry.stored_message import StoredMessage
 from logquarry.testing.clock import ShiftedClock
-from logquarry.units import now_ms
 from tests.helpers.broker_client import (
     PATIENCE_SECONDS,
     Client,

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import logquarry as lq
-from logquarry.broker import Broker, BrokerOptions, clients, connection, pull, sparing_log
-from logquarry.broker.sparing_log import SparingLog
+from logquarry.broker import Broker, BrokerOptions, clients, connection, limits, pull
+from logquarry.broker.limits import SparingLog
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreError, UsageError
 from logquarry.protocol.remoting import RemotingCommand
@@ -342,7 +342,7 @@ def test_a_flood_of_bad_requests_logs_few_lines(
 ) -> None:
     monkeypatch.setattr(connection, "_failures", SparingLog(connection.logger))
     # Otherwise a slow machine would log five more lines in each ten seconds.
-    monkeypatch.setattr(sparing_log, "_INTERVAL_SECONDS", float("inf"))
+    monkeypatch.setattr(limits, "_INTERVAL_SECONDS", float("inf"))
 
     def broken(*_: object) -> None:
         raise TypeError("test")

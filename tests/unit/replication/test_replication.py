@@ -19,7 +19,7 @@ from logquarry.protocol.ha_messages import TransferLimits
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
 from logquarry.replication.replica import Replica
 from logquarry.replication.wire import Surroundings
-from logquarry.store.log_feed import LogFeed
+from logquarry.store.writer_files import LogFeed
 from logquarry.write.put_result import PutStatus
 from tests.helpers.replication import QUICK, SIZES, fill, log_bytes, make_certificate, opened
 from tests.helpers.waiting import eventually

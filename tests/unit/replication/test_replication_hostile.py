@@ -22,7 +22,7 @@ from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
 from logquarry.replication import master as master_module
 from logquarry.replication.master import _Slave
 from logquarry.replication.wire import Wire
-from logquarry.store.log_feed import LogFeed
+from logquarry.store.writer_files import LogFeed
 from logquarry.write.put_result import PutStatus
 from tests.helpers.replication import QUICK, fill, log_bytes, opened
 from tests.helpers.waiting import eventually

@@ -16,10 +16,9 @@ from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.ingest.rows import open_source
 from logquarry.log import exported
 from logquarry.spark.compaction import compact
-from logquarry.spark.export import _manifest, read_options
+from logquarry.spark.export import Merged, MergeTask, Source, _manifest, groups, merge, read_options
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.lakehouse.iceberg import Iceberg
-from logquarry.spark.merging import Merged, MergeTask, Source, groups, merge
 from logquarry.spark.output import MANIFEST, SUCCESS, ExportCommit, OutputFolder
 from logquarry.spark.parquet import Summary, write_task
 from logquarry.spark.tasks import plan_tasks

@@ -15,7 +15,7 @@ import pytest
 
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.spark.compaction import compact, compact_folder
-from logquarry.spark.merging import MergeTask, Source, merge
+from logquarry.spark.export import MergeTask, Source, merge
 from logquarry.spark.output import INTENT, MANIFEST, SUCCESS, OutputFolder
 from tests.unit.spark.test_commit import Crash, CrashingFolder, FullDisk
 from tests.unit.spark.test_compaction import (
@@ -293,7 +293,7 @@ def test_too_many_odd_strings_for_one_file(tmp_path: Path, monkeypatch: pytest.M
     dest = tmp_path / "out"
     export(dest, make_store(tmp_path / "store"))
     before, odd = rows(dest, *PLACE), odd_strings(dest)
-    monkeypatch.setattr("logquarry.spark.merging.MOST_BYTES", 120)
+    monkeypatch.setattr("logquarry.spark.export.MOST_BYTES", 120)
     assert compact(dest).files_after > 1
     assert rows(dest, *PLACE) == before
     assert odd_strings(dest) == odd

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.errors import UsageError
-from logquarry.spark.last_frame import LastFrame
-from logquarry.spark.stream_admission import StreamOffset
+from logquarry.spark.stream_offset import LastFrame, StreamOffset
 
 _NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/"), min_size=1, max_size=8)
 _PLACES = st.dictionaries(_NAMES, st.integers(0, 2**63 - 1), max_size=4)

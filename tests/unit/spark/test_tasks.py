@@ -17,8 +17,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import DamagedSpan
 from logquarry.spark.options import parse_read_options
 from logquarry.spark.output import OutputFolder
-from logquarry.spark.quarantine import Quarantine
-from logquarry.spark.tasks import plan_tasks, read_batches
+from logquarry.spark.tasks import Quarantine, plan_tasks, read_batches
 from tests.helpers.small_store import facts
 from tests.helpers.store_maker import StoreMaker
 from tests.spark.golden_rows import harmed_stores, whole_messages

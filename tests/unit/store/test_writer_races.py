@@ -21,7 +21,7 @@ from logquarry.read.get_message import GetResult
 from logquarry.store import store_engine
 from logquarry.write import commit_log_writer, frame_append, message_rules
 from logquarry.write.dispatcher import MessageArrival
-from logquarry.write.waits import Waiter
+from logquarry.write.put_result import Waiter
 from tests.helpers.failing_disk import FaultyDisk
 from tests.helpers.small_store import bodies, opened
 from tests.helpers.waiting import eventually

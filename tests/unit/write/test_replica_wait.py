@@ -18,9 +18,8 @@ import logquarry as lq
 from logquarry.disk.service import Health, Service
 from logquarry.errors import StoreUnavailable
 from logquarry.write.flush import GroupCommitService
-from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
+from logquarry.write.put_result import AppendStatus, PutResult, PutStatus, ReplicaWait, Waiter
 from logquarry.write.settling import LogGrowth
-from logquarry.write.waits import ReplicaWait, Waiter
 from tests.helpers.waiting import wait_for
 
 RESULT = PutResult(PutStatus.PUT_OK, AppendStatus.PUT_OK, bytes(8), 1_000, 0, 100, 1, 0, 0.0, (0,))

@@ -37,9 +37,9 @@ keys after the index's end       index_behind, index_missing       build_index
 A queue offset, a queue id or a transaction type is *harmed* if damage changed it in the frame.
 Verify reports every harmed queue offset (:mod:`.queues`). Recover and rebuild take the right offset
 from the neighbouring messages or from the queue (:mod:`.right_offsets`). For a frame with a harmed
-queue id, the entries of the queues show the right queue (:mod:`.harmed_ids`). If a frame seems to
-be a half message or a rollback, an entry of its queue can show that the type is harmed
-(:mod:`.harmed_types`). If a queue differs from the log, recover writes the entries of the queue
+queue id, the entries of the queues show the right queue. If a frame seems to be a half message or a
+rollback, an entry of its queue can show that the type is harmed. The module for both is
+:mod:`.harmed_frames`. If a queue differs from the log, recover writes the entries of the queue
 again, beginning with the first different entry (:mod:`.first_difference`). In rare cases, verify
 and recover give different verdicts on the queues.
 

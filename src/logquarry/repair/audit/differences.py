@@ -345,3 +345,13 @@ def entry_text(entry: np.void) -> str:
     """Return the text with which reasons describe an entry."""
     size, place = counted(int(entry["size"]), "byte"), entry["physical_offset"]
     return f"{size} at {place} with tags code {entry['tags_code']}"
+
+
+class EitherMap(Container[int]):
+    """A container of the physical offsets that are in at least one of several containers."""
+
+    def __init__(self, *parts: Container[int]) -> None:
+        self._parts = parts
+
+    def __contains__(self, offset: object) -> bool:
+        return any(offset in part for part in self._parts)

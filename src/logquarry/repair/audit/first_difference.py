@@ -33,6 +33,7 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue, Queue, Units
 from logquarry.repair.audit.differences import (
     AuditedQueue,
+    EitherMap,
     FirstDifference,
     TagsRule,
     count_same,
@@ -40,8 +41,7 @@ from logquarry.repair.audit.differences import (
     names_damage,
 )
 from logquarry.repair.audit.expired_queues import bridges, cut_bridges
-from logquarry.repair.audit.harmed_ids import HarmedIds
-from logquarry.repair.audit.harmed_types import EitherMap, HarmedTypes, corrected
+from logquarry.repair.audit.harmed_frames import HarmedIds, HarmedTypes, corrected
 from logquarry.repair.audit.right_offsets import RightBases, RightOffsets, epochs
 from logquarry.repair.audit.runs import EntryFacts, audited
 from logquarry.text import counted

@@ -39,8 +39,8 @@ import numpy as np
 from logquarry.format.arrays import POSITION, SIZE, Bytes, Int64
 from logquarry.format.frame import FIXED_SIZE_V1, DamageKind
 from logquarry.log import codec
-from logquarry.log.broker_version import ROCKSDB_STORE
 from logquarry.log.codec import Window
+from logquarry.log.earlier_writers import ROCKSDB_STORE
 from logquarry.log.frames import guided
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import (

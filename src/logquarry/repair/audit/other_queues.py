@@ -43,8 +43,8 @@ from logquarry.repair.audit.differences import (
     queue_name,
 )
 from logquarry.repair.audit.first_difference import BATCH_FIELDS, same_batches
-from logquarry.repair.audit.harmed_types import KIND as HARMED_TYPE
-from logquarry.repair.audit.harmed_types import HarmedType, HarmedTypes
+from logquarry.repair.audit.harmed_frames import KIND as HARMED_TYPE
+from logquarry.repair.audit.harmed_frames import HarmedType, HarmedTypes
 from logquarry.repair.audit.queue_evidence import SeenMessages
 from logquarry.repair.audit.queues import QueuesAudit
 from logquarry.repair.audit.right_offsets import NO_PLACE, RightBases, epochs

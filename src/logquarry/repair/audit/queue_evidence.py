@@ -1,13 +1,20 @@
-"""The evidence about one queue: the messages of the log that were read so far, and spare entries.
+"""The evidence about queues: the messages of the log that were read so far, spare entries, and
+frames that contradict their entries.
 
 An entry is spare if the log has no message with the entry's queue offset. Spare entries are
 compared with the frames to which they point.
+
+BODYCRC does not cover the properties of a frame, which contain the frame's tags and keys. If damage
+changes the properties, only the entries that a broker made before the damage show the change:
+a queue entry has a tags code, and an index entry has the hash of a key. Damage of the entry itself
+looks the same, so the audit does not decide which of the two is right. Entries that point to
+another place or another size do not count: they are no evidence about the frame's properties.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
@@ -20,9 +27,11 @@ from logquarry.format import sys_flag
 from logquarry.format.arrays import Bools, Int32, Int64, consecutive
 from logquarry.format.properties import MULTI_SEPARATOR
 from logquarry.log import columns
+from logquarry.log.follow import Followed
 from logquarry.log.frames import runs_at
 from logquarry.log.layout import StoreLayout
-from logquarry.log.walk import Run
+from logquarry.log.walk import Run, Span
+from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units, has_message, is_written
 from logquarry.repair.audit.differences import (
     MOST_STRETCHES,
@@ -31,8 +40,10 @@ from logquarry.repair.audit.differences import (
     TagsRule,
     count_same,
     queue_name,
+    same_entries,
 )
-from logquarry.write.queue_writer import QueuePart
+from logquarry.repair.audit.index import IndexAudit
+from logquarry.write.queue_writer import QueuePart, is_batch
 
 
 def has_entries(queue: Queue, part: QueuePart) -> bool:
@@ -349,3 +360,43 @@ class SpareEntries:
         if which.any():
             group = EntryGroup(kind, start + int(which.argmax()), reason)
             self._groups.setdefault(kind, group).count += int(which.sum())
+
+
+class HarmedProperties:
+    """Compares the tags and keys of frames with their entries. The frames come in the order of the
+    log.
+
+    Args:
+        layout: the store; :func:`with_entry_rules` has completed its settings.
+        queue_of: returns a queue; None if it has no usable files.
+    """
+
+    def __init__(self, layout: StoreLayout, queue_of: Callable[[QueueKey], Queue | None]) -> None:
+        self._queue_of = queue_of
+        self._index = IndexAudit(layout)
+        self._places: list[Int64] = []
+
+    def take(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
+        """Compare some frames. ``parts`` contains their entries, each in its right queue."""
+        self._index.add(followed)
+        for key, part in parts.items():
+            queue = self._queue_of(key)
+            if queue is None or is_batch(part.units) or has_entries(queue, part):
+                continue
+            rule = TagsRule.of_readers(key[0])
+            for start, stop in consecutive(part.offsets):
+                wanted = part.units[start:stop]
+                there = entries_at(queue, part.offsets[start:stop])
+                is_own = there["physical_offset"] == wanted["physical_offset"]
+                is_own &= (there["size"] == wanted["size"]) & ~same_entries(there, wanted, rule)
+                self._places.append(wanted["physical_offset"][is_own].astype(np.int64))
+
+    def finish(self, log_end: int, lost: Iterable[Span]) -> Int64:
+        """Return the physical offsets of the frames that contradict an entry.
+
+        Args:
+            log_end: physical offset of the log's end.
+            lost: the parts of the log whose index entries do not count.
+        """
+        self._places.append(self._index.contradicted(log_end, SpanSet(lost)))
+        return np.unique(np.concatenate(self._places))

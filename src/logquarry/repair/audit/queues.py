@@ -38,8 +38,7 @@ from logquarry.repair.audit.differences import (
     same_entries,
 )
 from logquarry.repair.audit.expired_queues import holes
-from logquarry.repair.audit.harmed_ids import HarmedIds
-from logquarry.repair.audit.harmed_types import HarmedTypes
+from logquarry.repair.audit.harmed_frames import HarmedIds, HarmedTypes
 from logquarry.repair.audit.queue_evidence import (
     SeenMessages,
     SpareEntries,

@@ -26,10 +26,9 @@ from logquarry.log.walk import Run
 from logquarry.read.index import Index
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_entry_rules
-from logquarry.repair.audit.harmed_types import unqueued_parts
 from logquarry.repair.audit.index_entries import EntryStream, IndexEntries
 from logquarry.repair.audit.queues import QueuesAudit
-from logquarry.write.queue_writer import QueuePart, parts_with_copies
+from logquarry.write.queue_writer import QueuePart, parts_with_copies, unqueued_parts
 
 Parts = dict[QueueKey, QueuePart]
 """For each queue, the entries that some frames should have in it."""

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from logquarry.arguments import Clock, Progress
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk, free_path
 from logquarry.disk.folders import alone_in
@@ -45,7 +46,6 @@ from logquarry.repair.rebuild.other_queues import BatchFiles, RocksFiles
 from logquarry.repair.rebuild.queue_files import IndexFiles, LeftOut, OldQueues, QueueFiles
 from logquarry.systems import read_file
 from logquarry.text import document
-from logquarry.units import Clock, Progress
 from logquarry.write.queue_writer import QueuePart, is_batch, parts_with_copies
 
 _WRITTEN_BY: Final = "logquarry"

@@ -31,8 +31,7 @@ from logquarry.log.splits import STRETCH_BYTES, Stretch, StretchReader
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import has_message
-from logquarry.repair.audit.harmed_ids import HarmedIds, Moved
-from logquarry.repair.audit.harmed_types import HarmedType, HarmedTypes
+from logquarry.repair.audit.harmed_frames import HarmedIds, HarmedType, HarmedTypes, Moved
 from logquarry.repair.rebuild.queue_files import OldQueues, QueueFiles
 from logquarry.write.index_writer import IndexFileWriter
 from logquarry.write.queue_writer import MOST_OFFSET, QueuePart, parts_with_copies
@@ -312,8 +311,8 @@ def find_harmed(
     runs: Sequence[FoundRun],
 ) -> Harmed:
     """Find the frames with a harmed topic or queue id
-    (:mod:`logquarry.repair.audit.harmed_ids`), or with a harmed transaction type
-    (:mod:`logquarry.repair.audit.harmed_types`).
+    (:mod:`logquarry.repair.audit.harmed_frames`), or with a harmed transaction type
+    (:mod:`logquarry.repair.audit.harmed_frames`).
 
     The right queue has the entry of such a frame at a queue offset that the runs lack. So the
     function reads only the frames of such entries, at most ``_MOST_READ``.

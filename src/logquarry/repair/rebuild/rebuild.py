@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from logquarry import arguments
+from logquarry.arguments import Clock, Progress, now_ms
 from logquarry.config import StoreConfig, settings_of
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import StoreLock, alone_in
@@ -51,8 +52,7 @@ from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import queue_fault, unreadable_file
 from logquarry.repair.audit.expired_queues import StandIn, bridges, stand_in
-from logquarry.repair.audit.harmed_ids import HarmedIds
-from logquarry.repair.audit.harmed_types import HarmedTypes
+from logquarry.repair.audit.harmed_frames import HarmedIds, HarmedTypes
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.build import (
@@ -88,7 +88,6 @@ from logquarry.repair.recover.store_folders import (
     sync_files,
 )
 from logquarry.systems import folders_below
-from logquarry.units import Clock, Progress, now_ms
 
 
 def rebuild(

@@ -21,6 +21,7 @@ from typing import Final
 
 import numpy as np
 
+from logquarry.arguments import Progress
 from logquarry.dialect31.state_table import make_units
 from logquarry.disk.disk import Disk, free_path
 from logquarry.disk.folders import AbortFile
@@ -52,8 +53,7 @@ from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.differences import names_damage
-from logquarry.repair.audit.harmed_ids import placed
-from logquarry.repair.audit.harmed_types import with_queued
+from logquarry.repair.audit.harmed_frames import placed
 from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.build import replace_queues
 from logquarry.repair.rebuild.queue_files import KeyThread
@@ -67,11 +67,10 @@ from logquarry.repair.recover.plan import (
 )
 from logquarry.repair.recover.safe import SafePlan
 from logquarry.repair.recover.store_folders import KEPT_ENTRIES, REPORT, sync_files
-from logquarry.units import Progress
 from logquarry.write.dispatcher import Dispatcher
 from logquarry.write.index_writer import IndexKeeper
 from logquarry.write.queue_table import QueueTable
-from logquarry.write.queue_writer import MOST_GAP, ConsumeQueueWriter, Mending
+from logquarry.write.queue_writer import MOST_GAP, ConsumeQueueWriter, Mending, with_queued
 
 _COPY_BYTES: Final = 1 << 20
 _UNSURE_BYTES: Final = 128 << 20

@@ -30,8 +30,8 @@ from logquarry.format import frame, index, java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.arrays import POSITION
 from logquarry.format.properties import MULTI_SEPARATOR
-from logquarry.log.broker_version import Writer
 from logquarry.log.codec import Window
+from logquarry.log.earlier_writers import Writer
 from logquarry.log.follow import Followed
 from logquarry.read.log_queues import QueueKey, copy_key
 from logquarry.repair.recover.java_queues import JavaQueue, JavaRefusal, Target

@@ -44,8 +44,7 @@ from logquarry.read.queue import ConsumeQueue, Queue
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import FileFault, file_differences, queue_name
 from logquarry.repair.audit.first_difference import QueueAudits
-from logquarry.repair.audit.harmed_ids import HarmedIds
-from logquarry.repair.audit.harmed_types import HarmedTypes
+from logquarry.repair.audit.harmed_frames import HarmedIds, HarmedTypes
 from logquarry.repair.audit.index import index_fault
 from logquarry.repair.audit.log import are_stale_bytes
 from logquarry.repair.recover.loss import require_consent

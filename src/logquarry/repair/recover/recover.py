@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from logquarry import arguments, text
+from logquarry.arguments import Clock, Progress, now_ms
 from logquarry.config import RECOVERIES, StoreConfig, settings_of
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile, StoreLock, held_by, is_lockable
@@ -31,7 +32,6 @@ from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, StepKind, 
 from logquarry.repair.recover.rocketmq import RocketmqPlan, apply_rocketmq, plan_rocketmq
 from logquarry.repair.recover.safe import SafePlan, plan_safe
 from logquarry.repair.recover.store_folders import check_entries
-from logquarry.units import Clock, Progress, now_ms
 
 _OWN_FILES: Final = (DURABLE, SETTINGS, DAMAGE)
 """Logquarry's own files that a recovery can make again if they cannot be read."""

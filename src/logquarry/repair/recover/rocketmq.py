@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from logquarry.arguments import Clock, now_ms
 from logquarry.config import DIALECTS, StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.disk.page_file import CheckpointFile, DurableFile
@@ -49,7 +50,6 @@ from logquarry.repair.recover.store_folders import (
     sync_files,
 )
 from logquarry.text import counted
-from logquarry.units import Clock, now_ms
 from logquarry.write.index_writer import IndexKeeper, IndexWriter
 
 

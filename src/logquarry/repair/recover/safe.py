@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from logquarry.arguments import Progress
 from logquarry.config import StoreConfig
 from logquarry.dialect31.state_table import TransactionCheck, UnitsPlan, keeps_transactions
 from logquarry.errors import StoreUnavailable
 from logquarry.format.arrays import REACHED_STOP
 from logquarry.log import codec
-from logquarry.log.broker_version import OFFSET_AT, harmed_offset
+from logquarry.log.earlier_writers import OFFSET_AT, harmed_offset
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import LogFolders
 from logquarry.log.open_files import OpenFiles
@@ -50,8 +51,7 @@ from logquarry.repair.audit.differences import (
 )
 from logquarry.repair.audit.expired_queues import end_words, stand_in
 from logquarry.repair.audit.first_difference import QueueAudits
-from logquarry.repair.audit.harmed_ids import HarmedIds, Moved
-from logquarry.repair.audit.harmed_types import HarmedType, HarmedTypes
+from logquarry.repair.audit.harmed_frames import HarmedIds, HarmedType, HarmedTypes, Moved
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, torn_end
 from logquarry.repair.audit.runs import EntryFacts
 from logquarry.repair.rebuild.build import folder_to_recover, why_replaced
@@ -77,7 +77,6 @@ from logquarry.repair.recover.store_folders import (
     misnamed_files,
 )
 from logquarry.text import counted, plural
-from logquarry.units import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from logquarry.arguments import Progress
 from logquarry.config import StoreConfig
 from logquarry.errors import CorruptStore
 from logquarry.format import sys_flag
@@ -19,8 +20,8 @@ from logquarry.format.arrays import POSITION, SIZE, Int32, Int64
 from logquarry.format.frame import BLANK
 from logquarry.format.properties import parse_levels
 from logquarry.log import columns
+from logquarry.log.earlier_writers import unproved_start
 from logquarry.log.follow import DispatchRequests, Follower, follow_run
-from logquarry.log.kept_settings import unproved_start
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import rereads
 from logquarry.log.store_files import CHECKPOINT
@@ -30,15 +31,12 @@ from logquarry.read.log_end import lost_messages, lost_tail
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
 from logquarry.read.store_sizes import with_entry_rules, with_sizes
-from logquarry.repair.audit.harmed_ids import HarmedIds, Moved
-from logquarry.repair.audit.harmed_properties import HarmedProperties
-from logquarry.repair.audit.harmed_types import HarmedTypes, right_flags
+from logquarry.repair.audit.harmed_frames import HarmedIds, HarmedTypes, Moved
 from logquarry.repair.audit.log import KnownBounds, LogAudit, are_stale_bytes, find_bounds
+from logquarry.repair.audit.queue_evidence import HarmedProperties
 from logquarry.repair.recover.loss import LossSearch, replaced_files
 from logquarry.repair.salvage import losses
-from logquarry.repair.salvage.displaced import Displaced, find_displaced, in_place
-from logquarry.repair.salvage.places import NewPlaces, Piece
-from logquarry.units import Progress
+from logquarry.repair.salvage.places import Displaced, NewPlaces, Piece, find_displaced, in_place
 from logquarry.write.queue_writer import QueuePart, parts_of, parts_with_copies
 
 
@@ -480,3 +478,14 @@ def _note(
             found = harmed.get(int(places[row]))
             copies[row] = found is None or found.right != key
         known.take(places, part.offsets, part.counts, copies)
+
+
+def right_flags(flags: Int32, places: Int64, rights: Mapping[int, int]) -> Int64:
+    """Return the SYSFLAG of some frames, with the right transaction types. ``places`` contains the
+    physical offsets of the frames; ``rights`` contains the right types, by physical offset.
+    """
+    right = flags.astype(np.int64)
+    for row in np.flatnonzero(np.isin(places, list(rights))).tolist() if rights else ():
+        kind = rights[int(places[row])]
+        right[row] = right[row] & ~sys_flag.TRANSACTION_MASK | kind
+    return right

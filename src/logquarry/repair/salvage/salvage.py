@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry import arguments
+from logquarry.arguments import Bars, now_ms
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UnreadableFile, UsageError
 from logquarry.format import broker_json, timer
-from logquarry.format.config_records import CONFIG_FOLDERS
+from logquarry.format.broker_json import CONFIG_FOLDERS
 from logquarry.format.frame import ENTRY_HEAD, has_entry_head_reference
 from logquarry.log.filesystem import below
 from logquarry.log.layout import StoreLayout
@@ -48,7 +49,6 @@ from logquarry.repair.salvage.plan import SalvagePlan, plan_salvage
 from logquarry.repair.salvage.target import LogWriter, SalvageTarget, carry, check_target
 from logquarry.repair.verify_files import check_config, check_databases
 from logquarry.text import counted, document, json_value
-from logquarry.units import Bars, now_ms
 from logquarry.write.queue_table import topics_of
 
 ORIGINALS: Final = "salvage"

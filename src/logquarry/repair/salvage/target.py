@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from logquarry.arguments import Progress, now_ms
 from logquarry.disk.config_file import keep_settings
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile, alone_in, lock_folder
@@ -47,16 +48,13 @@ from logquarry.log.walk import LogReader, Run
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.pops import KV_STORE
 from logquarry.read.queue import ConsumeQueue
-from logquarry.repair.audit.harmed_types import right_flags
 from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.safe import plan_safe
-from logquarry.repair.salvage.displaced import in_place
 from logquarry.repair.salvage.losses import raised_from
-from logquarry.repair.salvage.places import NewPlaces, Piece
-from logquarry.repair.salvage.plan import SalvagePlan
+from logquarry.repair.salvage.places import NewPlaces, Piece, in_place
+from logquarry.repair.salvage.plan import SalvagePlan, right_flags
 from logquarry.systems import held, read_file
 from logquarry.text import counted
-from logquarry.units import Progress, now_ms
 
 REPORT: Final = "salvage.json"
 _MADE: Final = (COMMIT_LOG, CONSUME_QUEUE, BATCH_QUEUE, INDEX, CONFIG, SIDECAR, CHECKPOINT)

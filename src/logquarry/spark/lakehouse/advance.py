@@ -40,10 +40,9 @@ from logquarry.spark.lakehouse.write import (
     dead_letter_schema,
     table_schema,
 )
-from logquarry.spark.last_frame import LastFrame
 from logquarry.spark.options import OffsetLimit, ReadOptions
 from logquarry.spark.parquet import Summary
-from logquarry.spark.stream_admission import START, StreamOffset
+from logquarry.spark.stream_offset import START, LastFrame, StreamOffset
 from logquarry.spark.stream_planner import Limits, StreamPlanner
 from logquarry.spark.tasks import ReadTask
 from logquarry.systems import held

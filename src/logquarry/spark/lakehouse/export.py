@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry import arguments
+from logquarry.arguments import Progress
 from logquarry.errors import UsageError
 from logquarry.log.location import Stores
 from logquarry.spark.decode import DecodeOptions, parse_decode_options
@@ -31,7 +32,6 @@ from logquarry.spark.options import ReadOptions, is_read_option
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import check_partition_columns
 from logquarry.spark.tasks import open_stores
-from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

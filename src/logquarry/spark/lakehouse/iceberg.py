@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from logquarry.errors import StoreUnavailable, UsageError
+from logquarry.spark.export import Source
 from logquarry.spark.lakehouse.table import (
     PROPERTY,
     CommitUnknown,
@@ -33,7 +34,6 @@ from logquarry.spark.lakehouse.table import (
     require_package,
     text_bound,
 )
-from logquarry.spark.merging import Source
 from logquarry.spark.output import OutputFolder
 
 if TYPE_CHECKING:

@@ -40,8 +40,8 @@ from logquarry.log import schema
 from logquarry.log.batches import DamageLog
 from logquarry.log.schema import EXACT_PROPERTIES
 from logquarry.log.splits import LogSplit
+from logquarry.spark.export import Merged
 from logquarry.spark.lakehouse.table import Marks, Table, TableFile
-from logquarry.spark.merging import Merged
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import TALLY_COLUMNS, PartedFiles, Summary, WrittenFile
 from logquarry.spark.tasks import ReadTask, read_batches

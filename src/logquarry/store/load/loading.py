@@ -34,6 +34,7 @@ from typing import Final
 
 import numpy as np
 
+from logquarry.arguments import Clock
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile
@@ -43,7 +44,7 @@ from logquarry.errors import CorruptFile, StoreUnavailable
 from logquarry.format import put_frames
 from logquarry.format.arrays import POSITION, SIZE
 from logquarry.log.columns import suspect_rows
-from logquarry.log.kept_settings import read_durable
+from logquarry.log.earlier_writers import read_durable
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CHECKPOINT, CONSUME_QUEUE, DURABLE, INTENT, LOADS
 from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
@@ -59,7 +60,6 @@ from logquarry.store.load.segment import (
     StagedWriter,
     same_frames,
 )
-from logquarry.units import Clock
 
 logger = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from logquarry import arguments
+from logquarry.arguments import Clock, Progress, now_ms
 from logquarry.config import StoreConfig, settings_of
 from logquarry.dialect31.state_table import StateTableKeeper
 from logquarry.disk.config_file import consumer_offsets, delay_offsets
@@ -46,7 +47,6 @@ from logquarry.store.retention.rules import (
     rules_due,
 )
 from logquarry.text import counted
-from logquarry.units import Clock, Progress, now_ms
 from logquarry.write.index_writer import IndexKeeper
 from logquarry.write.queue_table import QueueTable
 

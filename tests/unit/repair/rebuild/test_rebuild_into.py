@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import logquarry as lq
+from logquarry.arguments import Progress
 from logquarry.cli.main import app
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
@@ -21,7 +22,6 @@ from logquarry.repair.rebuild import rebuild as rebuild_module
 from logquarry.repair.rebuild.build import Builder, BuildJob, Built, build_here, finish_into
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.salvage.salvage import salvage_store
-from logquarry.units import Progress
 from tests.helpers.store_maker import StoreMaker
 
 NAMES = ("consumequeue", "index")

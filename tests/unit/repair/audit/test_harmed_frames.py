@@ -10,7 +10,7 @@ import pytest
 import logquarry as lq
 from logquarry.format.frame import HEAD
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.audit import harmed_ids
+from logquarry.repair.audit import harmed_frames
 from logquarry.repair.salvage.plan import plan_salvage
 from tests.helpers.files import overwrite
 
@@ -18,7 +18,7 @@ from tests.helpers.files import overwrite
 def test_one_long_search_leaves_work_for_the_next_frames(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(harmed_ids, "_MOST_SEARCHED", 20_000)
+    monkeypatch.setattr(harmed_frames, "_MOST_SEARCHED", 20_000)
     root = tmp_path / "store"
     sizes = lq.StoreConfig(mapped_file_size_commit_log=64 << 20)
     others = []

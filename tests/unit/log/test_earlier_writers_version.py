@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import logquarry as lq
-from logquarry.log.broker_version import OFFSET_AT, find_writer, harmed_offset
+from logquarry.log.earlier_writers import OFFSET_AT, find_writer, harmed_offset
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verification import verify_store

@@ -11,7 +11,7 @@ import pytest
 
 from logquarry.errors import MessageNotFound
 from logquarry.log.layout import StoreLayout
-from logquarry.spark.last_frame import LastFrame, is_other_log, last_frame
+from logquarry.spark.stream_offset import LastFrame, is_other_log, last_frame
 from tests.helpers.files import flip, zero
 from tests.helpers.lake import Lake
 from tests.helpers.store_maker import StoreMaker

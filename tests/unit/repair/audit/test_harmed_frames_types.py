@@ -17,9 +17,11 @@ from logquarry.format.batch import INNER_BATCH, BatchItem
 from logquarry.format.frame import HEAD
 from logquarry.log.layout import StoreLayout
 from logquarry.read.batch_queue import BATCH_DTYPE
-from logquarry.repair.audit.harmed_types import KIND, EitherMap, HarmedTypes, right_flags
+from logquarry.repair.audit.differences import EitherMap
+from logquarry.repair.audit.harmed_frames import KIND, HarmedTypes
 from logquarry.repair.findings import Finding, next_step
 from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.salvage.plan import right_flags
 from logquarry.repair.salvage.salvage import salvage_store
 from logquarry.repair.verification import verify_store
 from logquarry.testing.builder import StoreBuilder

@@ -1,4 +1,5 @@
-"""Offsets of a stream, and the end of each batch if bytes or messages are limited.
+"""Offsets of a stream, detection of a replaced log, and the end of each batch if bytes or messages
+are limited.
 
 Spark writes the offset into its checkpoint::
 
@@ -7,8 +8,13 @@ Spark writes the offset into its checkpoint::
 Each value is a physical offset at which a frame, a blank (filler at a file's end) or damage ends.
 When a query first starts, its options for the start are recorded under the key ``/start``, which is
 never the name of a broker. A restarted query uses the recorded options. ``/start`` also contains
-the last frame before each offset (see :mod:`logquarry.spark.last_frame`): earlier versions of
-logquarry ignore unknown names there, but refuse other keys of the offset.
+the last frame before each offset: earlier versions of logquarry ignore unknown names there, but
+refuse other keys of the offset.
+
+A log can be replaced by an older backup, or truncated by a power cut, and then grow past the offset
+up to which it was read. The offset alone does not show that the log has changed, and the next batch
+would miss the new messages before the offset. So a stream and an export record the last frame
+before the offset, and the next batch checks that the log still has this frame.
 
 For a limit of bytes, the planner reads only the part of the log near the batch's end. For a limit
 of messages, the planner reads the frame headers of all new messages.
@@ -16,9 +22,10 @@ of messages, the planner reads the frame headers of all new messages.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -26,11 +33,88 @@ from logquarry.errors import UsageError
 from logquarry.format import arrays as r
 from logquarry.format.arrays import Int64
 from logquarry.log.batches import MessageFilter
-from logquarry.log.columns import Decoding
+from logquarry.log.codec import Rows, Window
+from logquarry.log.columns import Decoding, fixed_fields
 from logquarry.log.layout import StoreLayout
-from logquarry.log.walk import LogEnd, LogReader, Run
-from logquarry.spark.last_frame import LastFrame
+from logquarry.log.splits import frame_start
+from logquarry.log.walk import BlankSpan, LogEnd, LogReader, Run
 from logquarry.spark.options import Queue
+
+_FIELDS: Final = ("body_crc", "physical_offset", "born_timestamp", "store_timestamp")
+"""Fields that the check sum covers. A broker writes them once, with the frame. Queue id and queue
+offset are left out, because a salvage corrects them if damage has changed them.
+"""
+_NEAR: Final = 64 << 10
+_FARTHEST: Final = 64 << 20
+
+
+class LastFrame(NamedTuple):
+    """A frame that was read: its physical offset, and a CRC of its size and of `_FIELDS`."""
+
+    offset: int
+    check_sum: int
+
+
+def last_frame(layout: StoreLayout, stop: int) -> LastFrame | None:
+    """Return the last frame that ends at or before ``stop``.
+
+    Return None if no sound frame is in the 64 MiB before ``stop``.
+    """
+    reader = LogReader(layout)
+    back = _NEAR
+    while stop > reader.files.start:
+        start = max(reader.files.start, stop - back)
+        found: LastFrame | None = None
+        for event in reader.events(start, stop, resync=True):
+            if not isinstance(event, Run):
+                continue
+            ends = event.rows[:, r.POSITION].astype(np.int64) + event.rows[:, r.SIZE]
+            if len(rows := event.rows[event.window.base + ends <= stop]):
+                place = event.window.base + int(rows[-1, r.POSITION])
+                found = LastFrame(place, _check_sum(event.window, rows[-1:]))
+        if found is not None:
+            return found
+        if start == reader.files.start or back >= _FARTHEST:
+            return None
+        back *= 4
+    return None
+
+
+def is_other_log(layout: StoreLayout, known: LastFrame) -> bool:
+    """Return whether a log certainly does not have the frame ``known``.
+
+    The result is False if the log no longer has the bytes, or if they are damaged.
+    """
+    return _has_frame(layout, known) is False
+
+
+def is_same_log(layout: StoreLayout, known: LastFrame) -> bool:
+    """Return whether a log certainly has the frame ``known``."""
+    return _has_frame(layout, known) is True
+
+
+def _has_frame(layout: StoreLayout, known: LastFrame) -> bool | None:
+    """Return whether a log has the frame ``known``; None if its bytes are missing or damaged."""
+    reader = LogReader(layout)
+    place = known.offset
+    if reader.files.at(place) is None:
+        return None
+    for event in reader.events(place, place + 1):
+        if isinstance(event, Run):
+            return _check_sum(event.window, event.rows[:1]) == known.check_sum
+        if isinstance(event, BlankSpan):
+            return False
+        break
+    # If another frame or a blank contains the offset, frame_start returns the start of this frame
+    # or blank. In damage, frame_start returns the offset unchanged.
+    return None if frame_start(layout, place) == place else False
+
+
+def _check_sum(window: Window, rows: Rows) -> int:
+    fields = fixed_fields(window, rows, _FIELDS)
+    values = [int(rows[0, r.SIZE]), *(int(fields[name][0]) for name in _FIELDS)]
+    return zlib.crc32(np.array(values, "<i8").tobytes())
+
 
 START: Final = "/start"
 _TIME, _QUEUES, _FIRST, _FRAMES = "timestamp", "queueOffsets", "offsets", "lastFrames"

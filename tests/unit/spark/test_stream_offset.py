@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from logquarry.log.batches import MessageFilter
 from logquarry.log.layout import StoreLayout
-from logquarry.spark import stream_admission
-from logquarry.spark.stream_admission import Backlog, boundary, by_bytes, by_rows, shared
+from logquarry.spark import stream_offset
+from logquarry.spark.stream_offset import Backlog, boundary, by_bytes, by_rows, shared
 from tests.helpers.store_maker import StoreMaker
 
 
@@ -41,7 +41,7 @@ def test_shares(wants: dict[str, int], limit: int) -> None:
 
 @pytest.mark.parametrize("near", [16 << 20, 5000, 300])
 def test_boundaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: int) -> None:
-    monkeypatch.setattr(stream_admission, "NEAR", near)
+    monkeypatch.setattr(stream_offset, "NEAR", near)
     layout, places = store(tmp_path, 60)
     size = layout.commit_log.file_size
     ends = {0, *(end for _, end in places), *range(0, layout.commit_log.end, size)}
@@ -105,7 +105,7 @@ def test_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     none = MessageFilter(topics=frozenset({"absent"}))
     assert by_rows({"x": Backlog(layout, 0, end)}, 5, {"x": none}) == {"x": end}
     # A rare topic is searched in pieces of the log.
-    monkeypatch.setattr(stream_admission, "MOST_COUNTED", 4000)
+    monkeypatch.setattr(stream_offset, "MOST_COUNTED", 4000)
     (piece,) = by_rows({"x": Backlog(layout, 0, end)}, 5, {"x": none}).values()
     assert 3000 <= piece <= 4000
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.broker import Broker, BrokerOptions, core, file_room
-from logquarry.broker.file_room import NewQueues, is_near_limit
-from logquarry.broker.sparing_log import SparingLog
+from logquarry.broker import Broker, BrokerOptions, core, limits
+from logquarry.broker.limits import NewQueues, SparingLog, is_near_limit
 from logquarry.errors import StoreUnavailable
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from tests.helpers.broker_client import Client, arrived, messages_of, play
@@ -27,8 +26,8 @@ def test_new_queues_are_refused_before_all_files_are_open(
         assert (await client.send("t0")).code == 0
         await arrived(client, "t0")
         # Ten more files, with a margin for files that the store opens meanwhile.
-        limit = (file_room._open_files() + 10) * 4 // 3
-        monkeypatch.setattr(file_room, "file_limit", lambda: limit)
+        limit = (limits._open_files() + 10) * 4 // 3
+        monkeypatch.setattr(limits, "file_limit", lambda: limit)
         answers = await asyncio.gather(*(client.send(f"t{number}") for number in range(1, 30)))
         refused = [answer for answer in answers if answer.code]
         assert 20 < len(refused) < 29
@@ -43,7 +42,7 @@ def test_new_queues_are_refused_before_all_files_are_open(
         fields = {"group": "g", "offset": message.physical_offset, "delayLevel": 0}
         back = await client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields)
         assert back.code == ResponseCode.NO_PERMISSION
-        monkeypatch.setattr(file_room, "file_limit", lambda: 1 << 20)
+        monkeypatch.setattr(limits, "file_limit", lambda: 1 << 20)
         assert (await client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields)).code == 0
         assert (await client.send("t29")).code == 0
         assert (await client.send("t28")).code == 0
@@ -52,8 +51,8 @@ def test_new_queues_are_refused_before_all_files_are_open(
 
 
 def test_a_refused_message_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_room, "file_limit", lambda: 100)
-    monkeypatch.setattr(file_room, "_open_files", lambda: 71)
+    monkeypatch.setattr(limits, "file_limit", lambda: 100)
+    monkeypatch.setattr(limits, "_open_files", lambda: 71)
     queues = NewQueues()
     queues.require_room("t", 0)
     queues.require_room("t", 1)
@@ -102,16 +101,16 @@ def test_a_rolled_back_transaction_takes_no_room(tmp_path: Path) -> None:
 def test_open_files_with_higher_numbers_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = file_room._open_files()
+    before = limits._open_files()
     with ExitStack() as opened:
         files = [opened.enter_context((tmp_path / str(n)).open("w")) for n in range(50)]
         files[0].close()
         if Path("/proc/self/fd").stat().st_size:
-            assert file_room._open_files() == before + 49
-        assert file_room._next_number() < before + 10
+            assert limits._open_files() == before + 49
+        assert limits._next_number() < before + 10
     # Before Linux 6.2, the size is 0.
     monkeypatch.setattr(Path, "stat", lambda _: os.stat_result([0] * 10))
-    assert file_room._open_files() == file_room._next_number()
+    assert limits._open_files() == limits._next_number()
 
 
 def test_a_rejected_message_takes_no_room(tmp_path: Path) -> None:
@@ -147,7 +146,7 @@ def test_a_queue_that_a_consumer_reads_needs_no_room(
 
     async def scenario(broker: Broker, client: Client) -> None:
         assert messages_of(await client.pull("t"))
-        monkeypatch.setattr(file_room, "file_limit", lambda: 8)
+        monkeypatch.setattr(limits, "file_limit", lambda: 8)
         assert (await client.send("u")).code == ResponseCode.NO_PERMISSION
         assert (await client.send("t")).code == 0
 
@@ -164,7 +163,7 @@ def test_handshakes_leave_files_to_the_store(
 
     async def scenario() -> None:
         async with Broker(tmp_path / "s", options=BrokerOptions(tls=context)) as broker:
-            monkeypatch.setattr(file_room, "file_limit", lambda: 8)
+            monkeypatch.setattr(limits, "file_limit", lambda: 8)
             host, _, port = broker.address.rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             with suppress(ConnectionError):
@@ -181,8 +180,8 @@ def test_connections_leave_files_to_the_store(
 
     async def scenario(broker: Broker, client: Client) -> None:
         assert (await client.send("t")).code == 0
-        limit = file_room._next_number()
-        monkeypatch.setattr(file_room, "file_limit", lambda: limit)
+        limit = limits._next_number()
+        monkeypatch.setattr(limits, "file_limit", lambda: limit)
         assert is_near_limit(limit)
         host, _, port = broker.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))

@@ -1,23 +1,133 @@
-"""Refuses connections, and messages for new queues, before the process reaches its limit of open
-files.
+"""Limits that protect the broker from its clients: log lines, unread answers, and open files.
 
-Without these checks, the dispatcher could not open the files of a queue. The store would then
-refuse all messages until its next opening.
+Without the limit of open files, the dispatcher could not open the files of a queue. The store would
+then refuse all messages until its next opening. So the broker refuses connections, and messages for
+new queues, before the process reaches its limit of open files.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
+import time
+import traceback
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from logquarry.format import properties as props
 from logquarry.protocol.remoting_codes import Refused, ResponseCode
 from logquarry.systems import file_limit
 from logquarry.text import counted
+
+_INTERVAL_SECONDS: Final = 10.0
+_MOST_LINES: Final = 5
+
+
+class SparingLog:
+    """Logs at most 5 lines in 10 seconds.
+
+    Before the next line, it logs how many lines it left out. Thread-safe.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._until = 0.0
+        self._lines = 0
+        self._lock = threading.Lock()
+
+    def warning(self, message: str, *values: object) -> None:
+        """Log one line, or count it as left out."""
+        now, left_out = time.monotonic(), 0
+        with self._lock:
+            if now >= self._until:
+                left_out = max(0, self._lines - _MOST_LINES)
+                self._until, self._lines = now + _INTERVAL_SECONDS, 0
+            self._lines += 1
+            is_logged = self._lines <= _MOST_LINES
+        if left_out:
+            lines = counted(left_out, "similar line was", "similar lines were")
+            self._logger.warning("%s left out", lines)
+        if is_logged:
+            self._logger.warning(message, *values)
+
+
+def line_of(error: BaseException) -> str:
+    """Format an exception as one line, with the file and line at which it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{error!r}{where}"
+
+
+_closings = SparingLog(logging.getLogger(__name__))
+
+_MOST_UNREAD: Final = 1 << 30
+_COUNTED_FROM: Final = 64 << 10
+"""A connection with at most this many unread bytes does not count: it is probably reading."""
+
+
+class Sender(Protocol):
+    """A connection that sends answers."""
+
+    address: str
+
+    def unread(self) -> int:
+        """Return the number of bytes that wait to be sent."""
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+
+
+class UnreadAnswers:
+    """The connections with unread answers. Only the event loop uses this object."""
+
+    def __init__(self, most: int = _MOST_UNREAD) -> None:
+        self._most = most
+        # Sorted by the time at which the client last read answers, or first had unread answers.
+        self._bytes: dict[Sender, int] = {}
+        self._total = 0
+
+    def note(self, sender: Sender, count: int) -> None:
+        """Record the unread bytes of a connection.
+
+        If all connections together have too many unread bytes, close the connections whose clients
+        have read nothing for the longest time.
+        """
+        self._set(sender, count)
+        if self._total > self._most:
+            self._reduce()
+
+    def _set(self, sender: Sender, count: int) -> None:
+        old = self._bytes.get(sender, 0)
+        if count < old:
+            # The client has read answers. If the client still has unread answers, move its
+            # connection to the end, so that a slow client is not closed before a client that reads
+            # nothing.
+            del self._bytes[sender]
+        if count > _COUNTED_FROM:
+            self._bytes[sender] = count
+            self._total += count - old
+        else:
+            self._total -= old
+
+    def _reduce(self) -> None:
+        # Some of these clients may have read answers since the last call of note() for them.
+        for sender in list(self._bytes):
+            self._set(sender, sender.unread())
+        while self._total > self._most:
+            oldest = next(iter(self._bytes))
+            _closings.warning(
+                "%s: all clients together have more than %d bytes of answers that they do not "
+                "read; the connection is closed, because this client has read nothing for the "
+                "longest time",
+                *(oldest.address, self._most),
+            )
+            self._set(oldest, 0)
+            oldest.abort()
+
 
 QueueKey = tuple[str, int]
 

@@ -15,9 +15,9 @@ import logquarry as lq
 from logquarry.config import StoreConfig
 from logquarry.format import properties as props
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.log import kept_settings
+from logquarry.log import earlier_writers
+from logquarry.log.earlier_writers import LostHead, read_durable, unproved_start
 from logquarry.log.filesystem import FileView
-from logquarry.log.kept_settings import LostHead, read_durable, unproved_start
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CHECKPOINT, DAMAGE, DURABLE, SETTINGS
 from logquarry.repair.findings import VerifyReport
@@ -38,7 +38,7 @@ CONFIG = StoreConfig(
 
 
 def test_what_is_recorded_comes_back() -> None:
-    found = kept_settings.decode(kept_settings.encode(CONFIG))
+    found = earlier_writers.decode(earlier_writers.encode(CONFIG))
     assert found == {
         "dialect": "4.9",
         "mapped_file_size_commit_log": 4_096,
@@ -78,9 +78,9 @@ def test_delays_are_read_with_few_open_files(
 
 
 def test_a_later_version_may_know_more_settings() -> None:
-    document = json.loads(kept_settings.encode(CONFIG))
+    document = json.loads(earlier_writers.encode(CONFIG))
     document["settings"]["another"] = 1
-    assert "another" not in kept_settings.decode(json.dumps(document).encode())
+    assert "another" not in earlier_writers.decode(json.dumps(document).encode())
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_a_later_version_may_know_more_settings() -> None:
 def test_values_that_no_writer_records(name: str, value: object) -> None:
     document = {"version": 1, "settings": {name: value}}
     with pytest.raises(ValueError, match=r"\w"):
-        kept_settings.decode(json.dumps(document).encode())
+        earlier_writers.decode(json.dumps(document).encode())
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"version": 2, "settings": {}}', b"\xff"])
 def test_bytes_that_are_no_record(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w|^$"):
-        kept_settings.decode(data)
+        earlier_writers.decode(data)
 
 
 FILE = 16_384
