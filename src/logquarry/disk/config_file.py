@@ -88,7 +88,8 @@ SUBSCRIPTION_GROUPS: Final = ConfigTable(
 class ConfigFile:
     """One file in ``config/``, which only this object writes. Any thread may call :meth:`save`.
 
-    The first save moves unreadable files to quarantine.
+    If :meth:`load` finds that the file or ``.bak`` cannot be read or has an invalid document, the
+    first save moves this file to quarantine.
     """
 
     def __init__(self, disk: Disk, root: Path, table: ConfigTable) -> None:

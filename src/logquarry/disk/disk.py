@@ -372,8 +372,9 @@ class Disk:
         return target
 
     def keep(self, path: Path, to: Path) -> None:
-        """Give a file the second name ``to``, before another file replaces it. If the file system
-        refuses hard links, copy the file. A rename would leave no file at the old name.
+        """Make the hard link ``to`` to a file that another file is about to replace. If the file
+        system refuses hard links, copy the file. The method does not rename the file, because then
+        the old path would have no file for a moment.
         """
         try:
             self.link(path, to)

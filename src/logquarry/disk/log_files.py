@@ -336,7 +336,7 @@ def _free(disk: Disk, path: Path, at: int) -> None:
     try:
         size = disk.size(descriptor)
         if hasattr(os, "posix_fadvise"):
-            # Pages in the page cache count as data, even if no process wrote them.
+            # SEEK_HOLE treats pages in the page cache as data, even if no process wrote them.
             os.posix_fadvise(descriptor, at, 0, os.POSIX_FADV_DONTNEED)
         while at < size:
             start, stop = disk.next_hole(descriptor, at, size)

@@ -263,8 +263,8 @@ class MappedFileQueue(LastFile):
     def max_offset(self) -> int:
         """End of the readable bytes, 0 if there are no files (``getMaxOffset``).
 
-        QUIRK: Like Java, this uses the last file's committed position, even if the file before the
-        last file is not completely committed yet.
+        QUIRK: Like Java, this property uses the last file's committed position, even if the file
+        before the last file is not completely committed yet.
         """
         if self._is_transient:
             return self.committed_offset
@@ -363,7 +363,7 @@ class MappedFileQueue(LastFile):
 
     def _since(self, offset: int) -> list[MappedFile]:
         first = max(0, bisect_right(self.bases, offset) - 1)
-        # An element that is still a path is a file that was never opened, and such a file counts as
+        # An element that is still a path is a file that was never opened, and such a file is
         # flushed.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
 

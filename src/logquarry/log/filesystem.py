@@ -62,8 +62,8 @@ class FileView(ABC):
 
     @property
     def unreadable(self) -> Sequence[Unreadable]:
-        """The unreadable ranges that were found so far, in order. Windows have FILL bytes in these
-        ranges.
+        """The unreadable ranges that were found so far, in order. For bytes in these ranges,
+        :meth:`window` returns FILL bytes.
         """
         return ()
 
@@ -271,7 +271,7 @@ class LocalFileSystem(FileSystem):
                 self.lost_names[path] = f"{error.strerror} (errno {error.errno})"
             elif name.is_symlink():
                 self.dead_links.add(path)
-            # Otherwise a live broker deleted the file after the listing.
+            # The name does not exist any more: a live broker deleted the file after the listing.
             return None
 
     def open(self, path: str) -> FileView:

@@ -4,10 +4,11 @@ A file's name is the physical offset of its first byte. Each frame contains its 
 (PHYSICALOFFSET), so the right name of a file can be computed from its frames. Rules:
 
 - If the first frame agrees with the name, the name is right.
-- Otherwise whole frames with correct CRCs are read at several positions. If at least two of them
-  agree with the name, the name is right, and the first frames are displaced. Otherwise the file
-  offset that most of these frames imply is right, so one damaged PHYSICALOFFSET does no harm. Stale
-  frames (left by an earlier truncation) imply the same file offset as the others.
+- If the first frame does not agree, whole frames with correct CRCs are read at several positions.
+  If at least two of them agree with the name, the name is right, and the first frames are
+  displaced. If fewer agree, the file offset that most of these frames imply is right, so one
+  damaged PHYSICALOFFSET does no harm. Stale frames (left by an earlier truncation) imply the same
+  file offset as the others.
 - A file without a frame keeps its name, unless another file needs that name.
 - If the frames of two files imply the same file offset, the file whose name is a different offset
   is a copy.
@@ -48,7 +49,7 @@ RENAMING: Final = ".renaming"
 name.
 """
 _LEAST_FRAMES: Final = 2
-"""If a file's name fits the names of the other files, the name counts as wrong only if at least
+"""If a file's name fits the names of the other files, the name is treated as wrong only if at least
 this number of frames contradict it. One frame is enough if a queue has the frame's physical offset.
 Likewise, the queues contradict a file only if at least this number of entries differ from its
 frames.
@@ -440,7 +441,7 @@ class _Identification:
         """True if a queue has the physical offset of one of the file's frames.
 
         False if the queues have other offsets for all frames that were compared, and these are at
-        least _LEAST_FRAMES frames. Otherwise None.
+        least _LEAST_FRAMES frames. None in all other cases.
         """
         others = 0
         for one in item.frames:

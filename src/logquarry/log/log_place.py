@@ -86,7 +86,7 @@ class LogPlace:
 
     ``evidence`` lists the folders, files or settings from which ``feature`` was inferred. The error
     message contains ``reason`` and ``advice``. ``reason`` is a clause. ``advice`` is the next step;
-    None stands for the usual next step for the feature.
+    None means the usual next step for the feature.
     """
 
     feature: str

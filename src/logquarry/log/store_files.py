@@ -227,7 +227,7 @@ def size_of(files: tuple[StoreFile, ...]) -> int:
         # A file of another store can have another size, and a name between the names of two files.
         return max(shown, key=lambda size: (shown[size], -size))
     # The distance between two files' names is the exact size if no file is missing between them.
-    # Otherwise it is a multiple of the size.
+    # If files are missing, it is a multiple of the size.
     return min(steps) if steps and any(f.size == min(steps) for f in files) else largest
 
 
@@ -267,7 +267,7 @@ class StoreFolders:
         return tuple(sorted(names))
 
     def index_files(self) -> tuple[Entry, ...]:
-        """Return the index files by name, oldest first."""
+        """Return the index files, oldest first (sorted by name)."""
         found: list[Entry] = []
         for entry in self.filesystem.list(INDEX):
             if not entry.is_dir and is_index_name(entry.name):
