@@ -224,8 +224,8 @@ class GotMessages(GotBlock, Sequence[StoredMessage]):
 
 
 LEAST_UNITS: Final = 16_000 // UNIT_SIZE
-"""Maximum number of entries that one ``get`` reads, unless its ``max_count`` is larger. A larger
-``max_count`` is then the maximum.
+"""Maximum number of entries that one ``get`` reads, unless its ``max_count`` is larger. Then
+``max_count`` is the maximum.
 
 Java's loop ends at the first multiple of the entry size that is at least 16,000 bytes.
 """
@@ -468,7 +468,7 @@ def may_match(tags_code: int, codes: Collection[int]) -> bool:
 
 
 def memory_start(log: CommitLog, limits: TransferLimits) -> int:
-    """Return the physical offset from which on messages count as in memory
+    """Return the lowest physical offset whose message is assumed to be in memory
     (``checkInDiskByCommitOffset``).
     """
     # If the whole log is in memory, do not search for the log's end, because the search takes long.

@@ -353,8 +353,8 @@ class RocksQueue(Queue):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """The first queue offset of a message stored at ``timestamp`` or later; else the last queue
-        offset.
+        """The first queue offset of a message stored at ``timestamp`` or later; if there is none,
+        the last queue offset.
 
         If all messages are older, the result differs from that of the broker's search
         (``BoundaryType.LOWER``), which returns the queue's end.

@@ -109,10 +109,10 @@ def timer_of(frame: Frame, queue_offset: int) -> Timer | None:
 
 
 class Timers:
-    """The timer messages that still wait in one store (``waiting``, by queue offset).
+    """The timer messages that still wait in one store; ``waiting`` maps queue offsets to them.
 
-    ``done`` has the slot time of each message that no longer waits, by queue offset. ``stop`` is
-    the queue offset after the last message that was added.
+    ``done`` maps the queue offset of each message that no longer waits to its slot time. ``stop``
+    is the queue offset after the last message that was added.
     """
 
     def __init__(self) -> None:
@@ -295,7 +295,7 @@ def read_check(layout: StoreLayout) -> TimerCheck:
     ahead = check.read_time - time.time_ns() // 1_000_000
     if min(check.read_time, check.log_end, check.enqueued) < 0 or ahead > timer.WHEEL_MS:
         # A read time in the far future is an error, because every message in the wheel would then
-        # count as delivered.
+        # seem to be delivered.
         raise ValueError(f"its numbers are impossible: {check}")
     return check
 

@@ -244,7 +244,7 @@ def _columns(batch: pa.RecordBatch, *, stored: bool) -> dict[str, pa.Array]:
     return {
         name: _usable(column, name)
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
-        # A column of type null counts as missing.
+        # A column of type null is treated as missing.
         if name not in left_out and (name == "topic" or not pa.types.is_null(column.type))
     }
 

@@ -125,7 +125,7 @@ class TopicTable:
                 self._noted.update(queues)
 
     def configs(self) -> dict[str, TopicConfig]:
-        """Return the topics of the table by name, including topics that the next flush adds."""
+        """Return name -> configuration of each topic, including topics that the next flush adds."""
         with self._lock:
             document = self._with(topics_of(self._new)) or self._document
         return {} if document is None else broker_json.topics_of_document(document)
