@@ -86,7 +86,7 @@ class Overview:
     """The result of :func:`overview`. Times are store times in milliseconds.
 
     Attributes:
-        topics: the topics with their queues, by name.
+        topics: the topics with their queues, sorted by name.
         index: the index files, oldest first.
         hint: why some numbers are unknown, and how to get them.
         other_bytes: number of bytes of the log that are not messages of ``topics``: blanks, damage,

@@ -265,7 +265,7 @@ class BaseReader(StoreReads):
         return offset < queue.max_offset
 
     def _require_folder(self) -> None:
-        """Raise StoreNotFound if the folder is gone. Otherwise its queues would seem empty."""
+        """Raise StoreNotFound if the folder is gone, because its queues would seem empty."""
         StoreLayout(self.layout.filesystem, self.layout.config)
 
     def _make_consumers(self) -> Consumers:

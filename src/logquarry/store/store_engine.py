@@ -412,7 +412,8 @@ class StoreEngine:
     def _stop_services(self) -> None:
         """If an exception such as Ctrl-C has interrupted the closing, stop the services.
 
-        Otherwise a service could write files that are closed, or that the next writer has open.
+        A service that is still running could write files that are closed, or that the next writer
+        has open.
         """
         if not self._are_stopped:
             for service in reversed(self._services):
@@ -421,7 +422,7 @@ class StoreEngine:
 
     def _close_in_order(self) -> str | None:
         """Sync all files, and delete ``abort``. Return what failed; None if nothing failed."""
-        # The master should be closed by now, so no slave will acknowledge the messages.
+        # The replication server should be closed by now, so no slave will acknowledge the messages.
         self.replicas.end()
         self.retention.end()
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]

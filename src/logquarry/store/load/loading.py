@@ -15,11 +15,11 @@ the store the next time (:func:`pending_load`):
   load began.
 - If a segment is missing or damaged, but the log has all frames of the load, the writer only writes
   the ledger.
-- Otherwise the writer copies the load's bytes to quarantine, and truncates the log to the load's
-  start. After such a rollback, the application can repeat the load. In three cases the writer does
-  not roll back, but refuses to open the store: another program may have written to the store since
-  the load began, the log has more messages after the load's start than the load has, or the log now
-  starts after the load's start.
+- If a segment is missing or damaged, and the log lacks frames of the load, the writer copies the
+  load's bytes to quarantine, and truncates the log to the load's start. After such a rollback, the
+  application can repeat the load. In three cases the writer does not roll back, but refuses to open
+  the store: another program may have written to the store since the load began, the log has more
+  messages after the load's start than the load has, or the log now starts after the load's start.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ class Loads:
             reader = SegmentReader(intent.folder(self.root), segment)
             reader.close()
             for topic, queue_id in reader.frames.queues:
-                # Otherwise the log would get messages that the dispatcher cannot put into a queue.
+                # If a file has this path, refuse the load: the dispatcher could not put its
+                # messages into a queue.
                 check_queue_folder(self.root / CONSUME_QUEUE / topic / str(queue_id))
         if segments:
             self._sync_names(intent)
@@ -441,8 +442,8 @@ def _find(
 
     Args:
         stop: physical offset at which the log ends; by default, it ends after its last message.
-        durable: the durable offset. A frame before this offset that looks torn counts as present:
-            the whole frame was once on the disk, so its zeros are later damage.
+        durable: the durable offset. A frame before this offset that looks torn is treated as
+            present: the whole frame was once on the disk, so its zeros are later damage.
     """
     layout = StoreLayout.open(root, config)
     log = layout.commit_log

@@ -123,7 +123,7 @@ class Delivery(ABC):
         """Put the messages that ``message`` returns for some items. Yield each item, its message,
         and None or the reason why the message cannot be delivered.
 
-        After a rejected message, continue with the next one. Otherwise, the rejected message would
+        After a rejected message, continue with the next one, so that a rejected message does not
         block all later messages.
         """
         left: list[tuple[_One, Message]] = []
