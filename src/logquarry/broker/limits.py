@@ -66,7 +66,8 @@ _closings = SparingLog(logging.getLogger(__name__))
 
 _MOST_UNREAD: Final = 1 << 30
 _COUNTED_FROM: Final = 64 << 10
-"""A connection with at most this many unread bytes does not count: it is probably reading."""
+"""A connection with at most this many unread bytes is not counted: its client is probably reading.
+"""
 
 
 class Sender(Protocol):

@@ -81,8 +81,7 @@ class MasterConnection:
         self._received = received[whole:]
         events: list[ha.MasterEvent] = []
         for (offset,) in ha.REPORT.struct.iter_unpack(received[:whole]):
-            # Only a complete report counts as a sign that the slave is alive, and not a part of
-            # one.
+            # Only a complete report shows that the slave is alive. A part of a report does not.
             self._heard_ms = now_ms
             self._report(offset, log, events)
         return events

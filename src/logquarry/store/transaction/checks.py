@@ -411,9 +411,10 @@ class TransactionChecks:
         A COMMIT frame alone does not prove the commit, because a copy of a committed message (sent
         back, delayed, imported) is a COMMIT frame too, and its PREPAREDTRANSACTIONOFFSET may belong
         to another log. So the topic and the UNIQ_KEY of the half message must also match those of
-        the COMMIT frame. A power cut may have lost the copy of a half message that a commit names,
-        although the commit was kept. Then ``sound`` lacks the copy, and the commit counts for the
-        original half message.
+        the COMMIT frame. A commit names a half message by its physical offset. This half message
+        can be a copy that a check put, and a power cut can lose the copy but keep the commit.
+        ``sound`` contains the physical offsets of the half messages that can be read. If the named
+        offset is not in ``sound``, the original half message is treated as committed.
         """
         # Import late: the module imports pyarrow, which is not needed for stores without
         # transactions.
