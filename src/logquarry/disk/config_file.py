@@ -233,8 +233,8 @@ class ConsumerOffsets:
     def save(self) -> bool:
         """Write all committed offsets durably. Return whether the file changed.
 
-        The method syncs the log first. Otherwise, after a power cut, a saved offset could lie after
-        the last message that the log still has.
+        The method syncs the log first, so that after a power cut no saved offset lies after the
+        log's last message.
         """
         with self._saving:
             offsets = self.groups()

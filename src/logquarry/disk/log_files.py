@@ -315,9 +315,9 @@ def free_room(disk: Disk, folders: Mapping[Path, int]) -> None:
     """After a bulk load, free the blocks of the unwritten part of each folder's last file.
 
     ``folders`` has a position for each folder, in bytes. The blocks of the folder's last file are
-    freed from this position on. This saves disk space, because a store rarely gets messages soon
-    after a load. The next writer allocates the blocks again. The caller must hold the store's lock,
-    and must have synced and closed the files.
+    freed from this position on. Freeing them saves disk space, because a store rarely gets messages
+    soon after a load. The next writer allocates the blocks again. The caller must hold the store's
+    lock, and must have synced and closed the files.
     """
     for folder, start in folders.items():
         path = folder

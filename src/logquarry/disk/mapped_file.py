@@ -219,8 +219,8 @@ class MappedFile(FilePlace):
             self._copy.load(length)
 
     def allocate(self) -> None:
-        """Allocate all blocks. Otherwise, on a full disk, a write to a hole of the map would end
-        the process.
+        """Allocate all blocks, because on a full disk, a write to a hole of the map would end the
+        process.
         """
         with self._disk.refusing(self.path):
             self._disk.allocate(self._descriptor, self.size)

@@ -261,8 +261,8 @@ class LocalFileSystem(FileSystem):
             path = f"{folder}/{name.name}".lstrip("/")
             if error.errno == errno.EACCES and not folder and name.is_symlink():
                 # Treat the link like a folder without permission: listing the store succeeds, and
-                # only code that reads the link's target fails. Otherwise one foreign link would
-                # make the whole store unreadable.
+                # only code that reads the link's target fails. An error here would make the whole
+                # store unreadable because of one foreign link.
                 return Entry(name.name, True, 0)
             if error.errno not in _GONE:
                 # The name exists, so a list without it would show a part of the store as missing.

@@ -34,8 +34,8 @@ class DispatchRequests:
         store_timestamp: in milliseconds.
         is_dispatched: whether the dispatcher writes a queue entry for the frame. Only frames of the
             transaction types NOT and COMMIT get an entry.
-        has_key: whether the dispatcher adds the frame's keys to the index. This is so if the frame
-            has KEYS or UNIQ_KEY, and its transaction type is not ROLLBACK.
+        has_key: whether the dispatcher adds the frame's keys to the index: the frame has KEYS or
+            UNIQ_KEY, and its transaction type is not ROLLBACK.
     """
 
     topic_ids: Int32

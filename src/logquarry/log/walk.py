@@ -399,9 +399,8 @@ class LogReader(LogBytes):
         return DamagedSpan(position, last - position, TORN_TAIL, reason, path), last
 
     def _synced_after(self, position: int) -> int:
-        """Return the number of synced bytes that are missing after a position. These are all bytes
-        up to the durable offset. But if the writer has just created the file at the position, no
-        byte is missing.
+        """Return the number of synced bytes that are missing after a position: all bytes up to the
+        durable offset. If the writer has just created the file at the position, no byte is missing.
         """
 
         durable = self.layout.durable_end

@@ -318,7 +318,7 @@ def get_message(
     With ``tags``, the get checks each message twice. As in RocketMQ's store, the hash of its tag
     (the tags code) must equal the hash of a wanted tag. As in RocketMQ's consumers, its tag must be
     a wanted tag. The get skips messages in ``known_damage``, the physical offsets that a recovery
-    has noted as damaged.
+    has recorded as damaged.
 
     Raises:
         CorruptFrame: if the first message has damage that is not in ``known_damage``. If a later

@@ -1,4 +1,5 @@
-"""Finds the end of a log, the messages that it has lost, and the damage that a recovery has noted.
+"""Finds the end of a log, the messages that it has lost, and the damage that a recovery has
+recorded.
 
 - If a durable offset is recorded (:mod:`logquarry.format.checkpoint`), the log reaches at least to
   this offset, even after a crash. A break in the chain of frames (other bytes between two frames)
@@ -80,7 +81,7 @@ class DamageMap:
 
 
 def known_damage(layout: StoreLayout) -> DamageMap:
-    """Return the damage that the last recovery by logquarry noted in a store."""
+    """Return the damage that the last recovery by logquarry recorded in a store."""
     try:
         document = json.loads(layout.filesystem.read(DAMAGE))
         spans = [Span(int(span["offset"]), int(span["length"])) for span in document["damage"]]

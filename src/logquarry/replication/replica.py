@@ -281,8 +281,8 @@ class Replica:
             # data follows. So only two heartbeats in a row show that no data follows.
             self._ahead(offset)
         wrote = self.feed.wrote_offset
-        # If no data follows, a slave without bytes already has the whole log. This happens if the
-        # slave's log is to begin at the end of the master's log.
+        # If no data follows, a slave without bytes already has the whole log: its log is to begin
+        # at the end of the master's log.
         self._has_come = offset == wrote or (not wrote and self._has_beaten)
         self._has_beaten = True
 

@@ -437,7 +437,8 @@ class StoreEngine:
             log_end = self.log.wrote_offset
             self.files.close()
             if self.files.keeps_tails:
-                # Entries and bytes of an earlier log may follow the log's end, so save the end.
+                # Bytes and queue entries that a recovery left may follow the log's end, so record
+                # the end.
                 note_end(self.disk, self.root, log_end)
             if failure is not None:
                 return f"not all of the log is dispatched: {failure}"

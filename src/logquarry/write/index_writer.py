@@ -340,7 +340,7 @@ def next_name(last: str, now_ms: int) -> str:
 class IndexKeeper:
     """Writes and syncs the index files of a store. One thread writes; any thread may flush.
 
-    ``sync_log`` is called before each write of the checkpoint. Otherwise the checkpoint could cover
+    ``sync_log`` is called before each write of the checkpoint, so that the checkpoint never covers
     a message that the log loses in a power cut.
     """
 

@@ -163,7 +163,9 @@ class TopicTable:
         return {**old, "dataVersion": version, "topicConfigTable": table}
 
     def flush(self, least_pages: int = 0) -> bool:
-        """Add the noted queues that the file does not have. Return whether the file was written."""
+        """Add the queues from :meth:`note` that the file does not have. Return whether the file was
+        written.
+        """
         if not self._new or not self._is_readable:
             return False
         with self._lock:

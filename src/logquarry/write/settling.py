@@ -437,7 +437,7 @@ class LogGrowth:
         Raise StoreUnavailable if the sync failed. It is then unknown whether the message is on the
         disk.
         """
-        # Do not use WaitingPut.result: the caller logs slow puts.
+        # Do not call WaitingPut.result, which logs slow puts, because the caller logs them.
         return PutFuture.result(self.settle_later(result, wait, _nothing, _nothing))
 
     def settle_later(

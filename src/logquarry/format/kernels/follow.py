@@ -140,8 +140,8 @@ def follow(
         topic_table, queue_table: int32 hash tables, filled with -1; their lengths are powers of
             two.
         topics, queues: int64 (n, 4) and (n, 2); get one row for each distinct topic or queue.
-        hashes, numbers: get the hash of each key, and the index of the key's frame. They must have
-            room at least for all keys of one frame.
+        hashes, numbers: get the hash of each key, and the index of the key's frame. Both arrays
+            must have room at least for all keys of one frame.
     """
     count = 0
     topic_count = queue_count = key_count = odd = 0

@@ -302,7 +302,7 @@ def _why_not_rolled_back(root: Path, config: StoreConfig, intent: Intent) -> str
 def _is_whole(root: Path, config: StoreConfig, intent: Intent) -> bool:
     """Whether the log has all frames of a load, judged by their number and total size.
 
-    This requires that neither damage nor other messages are between the frames.
+    The result is right only if neither damage nor other messages are between the frames.
     """
     rows, size = intent.rows, intent.bytes
     layout = StoreLayout.open(root, config)
@@ -400,8 +400,9 @@ class _Search:
             if other[: put_frames.BODY_CRC_END] != frame[: put_frames.BODY_CRC_END]:
                 row += _others(run, row, frame)
             elif not put_frames.is_torn(frame, other):
-                # This is either another message with an equal body, or the wanted frame with damage
-                # that no CRC covers. The next frame of the load shows which of the two it is.
+                # ``other`` is either another message with an equal body, or the wanted frame with
+                # damage that no CRC covers. The next frame of the load shows which of the two it
+                # is.
                 self.lose(len(other) if put_frames.same_head(frame, other) else _UNKNOWN)
             elif first + at >= self.durable:
                 self.torn = first + at

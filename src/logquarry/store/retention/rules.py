@@ -250,8 +250,8 @@ def freed_bytes(path: Path) -> int:
     """Return how many bytes deleting a file frees; 0 if another hard link keeps the data."""
     try:
         status = path.stat()
-        # Allow for the hard link that the writer keeps, because the writer deletes it together with
-        # the file.
+        # The writer's own hard link does not keep the data, because the writer deletes it together
+        # with the file.
         names = 1 + link_of(path).exists()
     except OSError:
         return 0

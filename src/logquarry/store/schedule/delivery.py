@@ -435,7 +435,8 @@ class DeliveryService(Service):
         """Deliver due messages."""
         dispatched = self._dispatched()
         # If no message waited at the last check and the log has not grown since, do not search the
-        # queues. Otherwise the search would take most of the processor time of an idle process.
+        # queues. A search at each interval would take most of the processor time of an idle
+        # process.
         if dispatched != self._idle_at:
             is_idle = self._deliver()
             self._idle_at = dispatched if is_idle else -1
