@@ -247,9 +247,9 @@ class ConsumerOffsets:
 # The tables that a slave copies from its master (``SlaveSynchronize``)
 #
 # The code below follows the rules of RocketMQ's slave. If the master's topics or subscription
-# groups have another version, they replace the slave's whole table. The master's consumer offsets
-# replace only the offsets of the same groups. The master's delay offsets always replace the slave's
-# table.
+# groups have another version, the master's table replaces the slave's whole table. The master's
+# consumer offsets replace only the offsets of the same groups. The master's delay offsets always
+# replace the slave's table.
 
 
 class ConfigTables:

@@ -32,8 +32,8 @@ from logquarry.log.store_files import COMMIT_LOG, quarantine
 logger = logging.getLogger(__name__)
 
 _FULL: Final = 0.85
-"""If a larger part of a disk is used, new files are created in the log's other folders, if any has
-room (``getDiskSpaceCleanForciblyRatio``).
+"""If a larger part (0 to 1) of a folder's disk is used, new files are created in the log's other
+folders, if one of them has room (``getDiskSpaceCleanForciblyRatio``).
 """
 
 WAIT_TIMEOUT_MS: Final = 5_000

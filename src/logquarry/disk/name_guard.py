@@ -37,8 +37,8 @@ class NameGuard:
         self._folders: set[Path] = set()
 
     def guard(self, path: Path) -> None:
-        """Make the hard link to a file. On a file system without hard links, there is none, and
-        only a later sync detects that the file's own name was deleted.
+        """Make the hard link to a file. On a file system without hard links, the method makes no
+        link, and only a later sync detects that the file's own name was deleted.
         """
         with self._change:
             with contextlib.suppress(OSError):

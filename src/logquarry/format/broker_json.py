@@ -86,7 +86,7 @@ def decode(text: str | bytes) -> Any:
     fastjson.
 
     If the text has another syntax, is nested too deeply, or contains a number that is infinite or
-    too large, this raises ValueError.
+    too large, the function raises ValueError.
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8")
@@ -120,8 +120,8 @@ def _nesting(text: str) -> int:
     outside = _ANY_STRING.sub("", text).encode("utf-8", "replace")
     brackets = outside.translate(_BRACKETS, _NO_BRACKETS)
     rest, depth = brackets, 0
-    # Each step removes the innermost pairs, so a valid document of depth 3 takes 3 steps. This is
-    # much faster than counting the brackets one by one.
+    # Each step removes the innermost pairs, so a valid document of depth 3 takes 3 steps. These
+    # steps are much faster than counting the brackets one by one.
     while depth <= MAX_NESTING and (inner := rest.replace(b"{}", b"")) != rest:
         rest, depth = inner, depth + 1
     if not rest:

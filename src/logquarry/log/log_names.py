@@ -342,8 +342,8 @@ class _Identification:
 
     def _place_strays(self, strays: dict[int, _Item]) -> None:
         # Add files to the log if their names are not offsets, but their frames show one. A file
-        # before the log's start is added only if it ends where the log starts, because it is
-        # otherwise probably a copy of an expired file.
+        # before the log's start is added only if it ends where the log starts. Any other file
+        # before the start is probably a copy of an expired file.
         bases = [*self._right, *self._placed]
         start = min(bases, default=None)
         last = max(bases, default=None)
@@ -365,8 +365,8 @@ class _Identification:
         self._doubts.append((other.path, reason))
 
     def _is_copy(self, item: _Item) -> None:
-        # Report a copy only if its name is an offset, because readers ignore files with other
-        # names.
+        # Report a copy only if its name is an offset, because readers ignore files whose names are
+        # not offsets.
         if item.named is not None:
             assert item.base is not None
             name = f"{item.base:0{NAME_DIGITS}d}"

@@ -203,8 +203,8 @@ def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
     """
     sizes = {file.size for files in sequences for file in files if file.size}
     shown = shown_sizes(sequences)
-    # If the names of the files do not show the full size, it can be the size of any file. It can
-    # also be larger than all files, because all files may be short.
+    # If the names of the files do not show the full size, it can be the size of any file. The full
+    # size can also be larger than all files, because all files may be short.
     return not sizes or size in (shown or sizes) or (not shown and size > max(sizes))
 
 

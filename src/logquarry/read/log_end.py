@@ -339,9 +339,9 @@ class LogFrontier:
     def _chain_end(self, layout: StoreLayout, known: int, *, is_live: bool) -> int:
         log = layout.commit_log
         reader = LogReader(layout, live=True)
-        # Start in the last file with a frame, even if the known offset is in an earlier file. The
-        # bytes in between are part of the log in any case: a reader finds out later whether they
-        # are frames or damage.
+        # Start in the last file with a frame, even if the known offset is in an earlier file. All
+        # bytes before this start are part of the log: a reader finds out later whether they are
+        # frames or damage.
         start = last_file_start(layout)
         start = log.start if start is None else start
         at = known if start <= known < log.end else start

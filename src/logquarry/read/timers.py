@@ -361,9 +361,9 @@ def delivered_since(layout: StoreLayout, check: TimerCheck) -> int:
     """Return the physical offset from which on the log must be searched for delivered copies of
     messages that were in the wheel. For earlier copies, ``timercheck`` shows the delivery.
 
-    The broker delivers a slot after the slot's time. So a message whose slot is not before the read
-    time has no delivered copy among the frames stored before the read time. The result is the start
-    of a log file.
+    The broker delivers the messages of a slot after the slot's time. So a message whose slot is not
+    before the read time has no delivered copy among the frames stored before the read time. The
+    result is the start of a log file.
     """
     for file in reversed(layout.commit_log.files):
         try:

@@ -373,8 +373,8 @@ class StoreEngine:
     def close(self) -> None:
         """Close the store, cleanly if possible. A second call does nothing.
 
-        If a listener or a callback of a put calls this method, it raises UsageError, because the
-        thread of the listener would have to wait for its own end.
+        If a listener or a callback of a put calls this method, the method raises UsageError,
+        because the thread of the listener would have to wait for its own end.
         """
         if self.health.is_forked:
             return

@@ -264,10 +264,9 @@ def retain(
         if refused is not None:
             raise StoreUnavailable(f"{root}: {refused}")
         # A writer makes a hard link to each file of the log and of the index that it changes. A
-        # clean shutdown removes these links. Delete any link that is left, because otherwise the
-        # next opening would restore a deleted file from its link. If a file has only this link,
-        # another program has deleted the file, because the shutdown was clean. So this link is
-        # deleted too.
+        # clean shutdown removes these links. Delete any link that is left: the next opening would
+        # restore a deleted file from such a link. If a file has only this link, another program has
+        # deleted the file, because the shutdown was clean. So this link is deleted too.
         NameGuard(disk).discard([*log_paths(root, layout.log_folders), root / INDEX])
         plan = _plan(layout, rules, clock)
         apply_retention(plan, disk, root, progress)

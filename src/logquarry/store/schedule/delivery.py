@@ -214,8 +214,8 @@ class DelayedDelivery(Delivery):
                 "delivery continues at %d and skips messages whose delivery is in the log",
                 *(level, self.offsets[level], low, high, low),
             )
-            # QUIRK: unlike Java (correctDelayOffset), do not continue at the queue's end, because
-            # this would skip messages if the progress file belongs to another store.
+            # QUIRK: unlike Java (correctDelayOffset), do not continue at the queue's end: the
+            # delivery would skip messages if the progress file belongs to another store.
             is_wrong |= self.offsets[level] > high
             self.offsets[level] = low
         waiting = self._waiting()
