@@ -1,10 +1,9 @@
 """Writes the state table and the redo log of RocketMQ 3.x, as the log is dispatched.
 
-If the table or the redo log differs from the log, a recovery moves its files to quarantine and
-builds new files.
-In a new table, each entry keeps the number that its PREPARED message contains, because producers
-use this number to end the transaction. The new table also has entries for ended transactions, so
-that their numbers are not used again.
+If the table differs from the log, a recovery moves the table's files to quarantine and builds new
+files. The recovery does the same for the redo log. In a new table, each entry keeps the number that
+its PREPARED message contains, because producers use this number to end the transaction. The new
+table also has entries for ended transactions, so that their numbers are not used again.
 """
 
 from __future__ import annotations

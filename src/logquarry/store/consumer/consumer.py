@@ -358,8 +358,8 @@ class Consumer:
     def _save_start(self) -> None:
         """Write the offsets at which the group starts in new queues.
 
-        Without this call, if the process dies before the first periodic save, the group starts a
-        second time, possibly after messages that it has not handled.
+        If the start is not written and the process dies before the first periodic save, the group
+        starts a second time, possibly after messages that it has not handled.
         """
         try:
             self._save()

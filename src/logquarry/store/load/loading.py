@@ -129,8 +129,8 @@ class Loads:
             reader = SegmentReader(intent.folder(self.root), segment)
             reader.close()
             for topic, queue_id in reader.frames.queues:
-                # If a file has this path, refuse the load: the dispatcher could not put its
-                # messages into a queue.
+                # If a file has this path, refuse the load, because the dispatcher could not put the
+                # load's messages into a queue.
                 check_queue_folder(self.root / CONSUME_QUEUE / topic / str(queue_id))
         if segments:
             self._sync_names(intent)
