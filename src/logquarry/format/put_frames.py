@@ -121,8 +121,7 @@ def same(one: memoryview, other: memoryview) -> bool:
 
 
 def text_of(data: memoryview) -> memoryview:
-    """Return the part of a frame after STORETIMESTAMP, which does not depend on the frame's place.
-    """
+    """Return the part of a frame after STORETIMESTAMP. It does not depend on the frame's place."""
     return data[_time_at(data) + frame.STORE_TIME.size :]
 
 

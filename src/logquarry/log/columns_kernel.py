@@ -249,8 +249,7 @@ class KernelColumns:
         return self._ragged(starts[which], lengths[which], self.count, pa.string())
 
     def tags_codes(self, delay_levels_ms: Sequence[int]) -> tuple[Int64, Int64]:
-        """Return the tags codes, and the indexes of the frames that only the reference can decode.
-        """
+        """Return the tags codes, and the indexes of frames that only the reference can decode."""
         starts, lengths = self.all_property_spans()
         out, odd = np.empty(self.count, np.int64), np.empty(self.count, np.int64)
         left_over = self.k.tags_codes(

@@ -313,8 +313,8 @@ def check_or_none(layout: StoreLayout) -> TimerCheck:
 def timer_queue(layout: StoreLayout) -> Queue | None:
     """Return queue 0 of ``rmq_sys_wheel_timer``; None if there is no such queue.
 
-    If the queue has no files, it is made from RocksDB or the log, unless all queues of the store
-    are in files.
+    If the queue has no files, it is made from RocksDB or the log. But if other queues have files,
+    and the store has no queues in RocksDB, the result is None.
     """
     key = timer.TOPIC, QUEUE_ID
     if key in layout.queue_names:

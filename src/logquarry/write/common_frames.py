@@ -52,8 +52,7 @@ _Message = Message
 
 
 class TopicQueues:
-    """A topic in a ``put_many``: the bytes of its name, its index, and the indexes of its queues.
-    """
+    """A topic in a ``put_many``: the bytes of its name, its index, and its queues' indexes."""
 
     first: Any
 

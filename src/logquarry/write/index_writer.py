@@ -371,8 +371,7 @@ class IndexKeeper:
         self.guard()
 
     def guard(self) -> None:
-        """Make a hard link to the current file. The dispatcher calls this method after each run.
-        """
+        """Make a hard link to the current file. The dispatcher calls this method after each run."""
         last = self.writer.last
         if last is not None and last is not self._guarded:
             self._guarded = last

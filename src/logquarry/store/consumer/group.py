@@ -222,7 +222,7 @@ class ConsumerGroup:
 
     def release(self, member: Member, keys: set[QueueKey]) -> None:
         """Release queues, so that other members can claim them. The caller must commit the handled
-        messages before.
+        messages before the call.
         """
         with self._lock:
             for key in keys:
