@@ -2,8 +2,8 @@
 
 A get with tags compares the hashes of these tags with the tags codes of the queue's entries.
 
-A get checks the CRC of each message at once. The fields of a message are decoded when one of them
-is used for the first time.
+A get checks the CRC of each message at once. The fields of a message are decoded when a caller
+reads a field for the first time.
 """
 
 from __future__ import annotations

@@ -358,9 +358,10 @@ class ConsumeQueue(FileQueue):
     def min_offset(self) -> int:
         """The first queue offset whose message is still in the log.
 
-        QUIRK: ``correctMinOffset`` reads only the first file. If all messages of its entries have
-        expired, the min offset is 0, although later files may have entries. If the messages of the
-        last file have expired too, the min offset in a RocketMQ 5 store is the max offset.
+        QUIRK: ``correctMinOffset`` reads only the first file. If the messages of all entries in the
+        first file have expired, the min offset is 0, although later files may have entries. If the
+        messages of the last file have expired too, the min offset in a RocketMQ 5 store is the max
+        offset.
         """
         if self._min_offset is None:
             self._min_offset = self._find_min()

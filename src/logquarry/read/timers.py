@@ -215,11 +215,12 @@ class Known(NamedTuple):
     """The deliveries that a caller knows without reading the log.
 
     ``checks`` are contents of the file ``timercheck`` at different times. If a message was in the
-    wheel when one of them was written, and its slot is before the read time in this content, the
-    message was delivered. ``delivered`` has further queue offsets of delivered messages. No message
-    with a queue offset before ``first`` waits. If ``since`` is not None, the caller knows every
-    delivery whose copy lies before this physical offset. For a message that was in the wheel, the
-    caller knows the delivery if the copy is before the physical offset ``wheel_since``.
+    wheel when one of the contents was written, and the message's slot is before the read time in
+    the same content, the message was delivered. ``delivered`` has further queue offsets of
+    delivered messages. No message with a queue offset before ``first`` waits. If ``since`` is not
+    None, the caller knows every delivery whose copy lies before this physical offset. For a message
+    that was in the wheel, the caller knows the delivery if the copy is before the physical offset
+    ``wheel_since``.
     """
 
     checks: Sequence[TimerCheck] = ()

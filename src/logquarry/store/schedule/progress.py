@@ -194,8 +194,8 @@ def advance(
         offsets: for each level, the queue offset of the next message to deliver; changed in place.
         runs: the frames of the log from the saved position on.
         unique: whether to match only messages with a UNIQ_KEY. Pass True if ``runs`` starts before
-            the saved position. With False, an old delivery without a UNIQ_KEY could then be
-            mistaken for the delivery of an equal message that still waits.
+            the saved position. An old delivery without a UNIQ_KEY could be mistaken for the
+            delivery of an equal message that still waits.
     """
     found = 0
     waiting: dict[int, _Waiting] = {}
