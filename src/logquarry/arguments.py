@@ -51,8 +51,8 @@ _LONGEST_SHOWN: Final = 80
 _LARGEST_PORT: Final = 65_535
 _LONGEST_FILE_NAME: Final = 255
 _LATEST: Final = 253_402_214_399_999
-"""The latest time of a clock: the end of 9999-12-30 in UTC. The names of index files have four
-digits for the year in the local time zone, which can be a day ahead.
+"""The latest time that a clock may return: the end of 9999-12-30 in UTC. The name of an index file
+contains a local time with a year of four digits, and local time can be a day ahead of UTC.
 """
 _LONGEST_WAIT: Final = 86_400.0 * 365 * 100
 
@@ -307,8 +307,8 @@ def function(value: _Value, field: str) -> _Value:
 def clock(value: Callable[[], object], field: str) -> Callable[[], int]:
     """Check a clock, and return a clock that checks each returned time.
 
-    Without this check, a wrong time could raise its first error in a background thread, and end all
-    writes.
+    Without this check, a wrong time could cause an error only later, in a background thread, and so
+    end all writes.
     """
     function(value, field)
     takes = "a function that returns whole milliseconds since 1970"

@@ -32,7 +32,7 @@ DIALECTS: Final = ("4.9", "3.1")
 IndexKeys = Literal["3.1", "4.9", "5.4"]
 """Which keys of a message the index contains, named after the RocketMQ version that introduced
 them: ``"3.1"`` means the words of KEYS with signed hashes, ``"4.9"`` the words of KEYS and
-UNIQ_KEY, ``"5.4"`` the same and the tag.
+UNIQ_KEY, ``"5.4"`` the words of KEYS, UNIQ_KEY and the tag.
 """
 FLUSH_DISK_TYPES: Final = ("ASYNC_FLUSH", "SYNC_FLUSH")
 
@@ -93,8 +93,8 @@ _ABOVE_ZERO: Final = (
 )
 _FROM_ZERO: Final = ("sync_flush_timeout", "file_reserved_time", "delete_commit_log_files_interval")
 _TYPING_ERROR: Final = 0.9
-"""If an unknown name is at least this similar (0 to 1) to a known name, it counts as a misspelling
-of the known name.
+"""If an unknown name is at least this similar (0 to 1) to a known name, it is treated as a
+misspelling of the known name.
 """
 _NEAR: Final = 0.8
 
@@ -145,8 +145,8 @@ class StoreConfig(LayoutConfig):
         sync_flush_timeout: maximum time that a put waits for its flush.
         flush_interval_commit_log: pause between two background flushes of the log. Default (0):
             500, or 1,000 in dialect 3.1.
-        flush_commit_log_timed: whether background flushes always keep the interval; if False, a put
-            can start a flush earlier.
+        flush_commit_log_timed: whether background flushes always wait for the whole interval; if
+            False, a put can start a flush earlier.
         flush_commit_log_least_pages: a background flush writes nothing until this many new pages of
             4 KiB are in the log.
         flush_commit_log_thorough_interval: pause between two background flushes that
@@ -180,8 +180,8 @@ class StoreConfig(LayoutConfig):
         clean_expired_files: whether an open writer deletes expired files. RocketMQ always deletes
             expired files (docs/retention.md).
         file_reserved_time: hours from the store time of a log file's last message until the file
-            expires. A half message that is older than this is abandoned: the producer is not asked
-            about it any more.
+            expires. A half message that is older than this time is abandoned: the producer is not
+            asked about it any more.
         delete_when: hours of the day, separated by ``;``, in which expired files are deleted.
         disk_max_used_space_ratio: above this percentage of disk use, expired files are deleted at
             any hour.
@@ -196,8 +196,8 @@ class StoreConfig(LayoutConfig):
         flush_delay_offset_interval: how often the progress of the delivery is written.
         timer_max_delay_sec: the longest delay, in seconds, of a timer message (``deliver_at``,
             ``delay_ms``).
-        transaction_time_out: if a half message is older than this, the broker asks the producer
-            about it (a check).
+        transaction_time_out: if a half message is older than this time, the broker asks the
+            producer about it (a check).
         transaction_check_max: maximum number of checks of a half message before it is abandoned.
         transaction_check_interval: time between two rounds in which all half messages are checked.
         check_transaction_message_timer_interval: pause between two rounds of checks in dialect 3.1.

@@ -206,10 +206,10 @@ class MessageRejected(StoreError):
         status: RocketMQ's put status: MESSAGE_ILLEGAL or PROPERTIES_SIZE_EXCEEDED; UNKNOWN_ERROR
             if multi-dispatch makes the message too large.
         reason: logquarry's code for the cause, such as too_large, properties, topic or delay.
-        index: number of the message in a ``put_many``, else None.
+        index: index of the message in a ``put_many``, from 0; None for a single put.
         appended: as in :class:`StoreUnavailable`. Usually a ``put_many`` rejects a message before
             it appends the first one. Only if multi-dispatch (delivery to further queues) makes a
-            message too large, the earlier messages are already in the log.
+            message too large, the messages before it are already in the log.
     """
 
     def __init__(self, message: str, *, status: str, reason: str, index: int | None = None) -> None:

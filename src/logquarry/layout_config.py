@@ -32,8 +32,8 @@ class LayoutConfig:
         enable_multi_dispatch: whether a message with the property INNER_MULTI_DISPATCH also gets
             entries in the queues that the property names (in a new store: no). If the setting is
             unknown, only messages with the property INNER_MULTI_QUEUE_OFFSET are in further queues.
-        enable_lmq: whether all such further queues whose names start with ``%LMQ%`` have the queue
-            id 0.
+        enable_lmq: whether multi-dispatch uses the queue id 0 for all queues whose names start with
+            ``%LMQ%``.
         message_index_enable: whether to index keys (in a new store: yes).
         mapped_file_size_timer_log: bytes of a file of the timer log (RocketMQ 5: 100 MiB).
         timer_precision_ms: milliseconds of a slot of the timer wheel (RocketMQ 5: 1,000).

@@ -72,8 +72,8 @@ class Message(_Fields):
         flag: the field FLAG, whose bits the application defines.
         sys_flag: the field SYSFLAG, whose bits RocketMQ defines (:mod:`logquarry.format.sys_flag`).
             The store sets the bits for IPv4 and IPv6 hosts.
-        queue_offset: for a ROLLBACK of 3.1, the number of its transaction in the state table. For
-            all other messages the store sets the queue offset.
+        queue_offset: for a ROLLBACK of 3.1, the index of its transaction's entry in the state
+            table. For all other messages the store sets the queue offset.
         born_timestamp: born time in milliseconds; ``None`` for the time of the store's clock at the
             put.
         born_host: the producer: text ``ip:port`` or ``[ip]:port`` with a port from 0 to 65535, or

@@ -53,7 +53,7 @@ class StoredMessage:
 
     @property
     def queue_offset(self) -> int:
-        """The queue offset: the message's number in its consume queue."""
+        """The queue offset: the message's ordinal number in its consume queue, from 0."""
         return self.frame.queue_offset
 
     @property

@@ -201,7 +201,8 @@ def end_lock(descriptor: int) -> None:
 
 
 def _forget_all() -> None:
-    # The locks stay with the parent. A thread of the parent may have held `_locking` at the fork.
+    # This is a forked child. The file locks stay with the parent. A thread that only the parent has
+    # may have held `_locking` at the fork, so make a new lock.
     global _locking  # noqa: PLW0603 - the one lock of the process
     _locking = threading.RLock()
     _locked_here.clear()

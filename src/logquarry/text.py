@@ -165,7 +165,7 @@ def columns(
     """Format rows of cells as lines with aligned columns.
 
     Args:
-        right: numbers of the columns to align right; these columns are never cut.
+        right: indexes of the columns to align right (from 0); these columns are never cut.
         most: columns of the terminal; the widest texts are shortened to fit. None: no limit.
     """
     if not rows:

@@ -22,6 +22,10 @@ def base_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in list(sys.modules):
         if name.partition(".")[0] in EXTRAS or name.startswith(users):
             monkeypatch.delitem(sys.modules, name)
+            # At the end, the package has its module again, not the one that the test has imported.
+            package, _, child = name.rpartition(".")
+            if package in sys.modules:
+                monkeypatch.delattr(sys.modules[package], child, raising=False)
     for name in (*EXTRAS, "logquarry.format.kernels"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delattr("logquarry.format.kernels", raising=False)

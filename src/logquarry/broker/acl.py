@@ -128,7 +128,8 @@ class Account:
     def require_topic(self, topic: str, permission: str) -> None:
         """Raise Refused if the account lacks a permission for a topic.
 
-        For a retry topic or a dead letter topic, the permission for its consumer group counts.
+        For a retry topic or a dead letter topic, the method checks the permission for its consumer
+        group instead.
         """
         for prefix in (RETRY_PREFIX, DEAD_PREFIX):
             if topic.startswith(prefix):
@@ -200,7 +201,7 @@ class AccessControl:
         account = self._accounts.get(fields.get(_ACCESS_KEY, ""))
         signature = fields.get(_SIGNATURE, "")
         # Treat an unknown key like a wrong signature: give the same answer, after the same time.
-        # Otherwise a client could find out which keys exist.
+        # If the answers differed, a client could find out which keys exist.
         secret = account.secret_key if account is not None else "unknown"
         is_valid = any(
             hmac.compare_digest(

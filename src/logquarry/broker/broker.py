@@ -114,7 +114,8 @@ class Broker:
         await self.stop()
 
     async def start(self) -> None:
-        """Open the store, and serve it. If the call is cancelled, it first stops the broker.
+        """Open the store, and serve it. If the call is cancelled, it stops the broker before it
+        ends.
 
         Raises:
             StoreError: if the store cannot be opened.
@@ -276,7 +277,7 @@ class Broker:
     def lags(self) -> dict[str, int]:
         """Return the lag of each connected group, in messages.
 
-        Expired messages do not count. A queue whose end is unknown has the lag 0.
+        Expired messages are not counted. A queue whose end is unknown has the lag 0.
         """
         core = self.core
         found: dict[str, int] = {}
@@ -412,8 +413,8 @@ def _host_bytes(host: str, port: int) -> bytes:
 
 
 async def _save_tables(core: Core) -> None:
-    # Log the error and continue. Otherwise the error would end the housekeeping, or keep a stopping
-    # broker from closing its store.
+    # Log the error and continue. If it were raised, it would end the housekeeping, or keep a
+    # stopping broker from closing its store.
     for what, save in (
         ("the offsets of the groups", core.tables.save_offsets),
         ("topics and groups", core.tables.save),

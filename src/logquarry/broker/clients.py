@@ -237,7 +237,7 @@ class Clients:
         return has_changed
 
     def unregister(self, connection: Connection, producer: str, consumer: str) -> None:
-        """Remove a client from a producer group and a consumer group; "" stands for no group."""
+        """Remove a client from a producer group and a consumer group; "" means no group."""
         self._leave_producers(connection, producer)
         self._leave_consumers(connection, consumer)
 

@@ -41,7 +41,7 @@ _TLS_PIECE: Final = 64 << 10
 in the transport's count, so the next piece must wait until the client has read them.
 """
 _MOST_PENDING: Final = 2_048
-"""Maximum number of requests of one connection that are in progress. Long polls do not count."""
+"""Maximum number of requests of one connection that are in progress. Long polls are not counted."""
 _MOST_BUFFERED: Final = 1 << 30
 """Maximum total bytes of the incomplete frames of all connections."""
 _NO_HOST: Final = bytes(8)

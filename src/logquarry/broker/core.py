@@ -330,7 +330,7 @@ class Part:
         self._core = core
 
     def handlers(self) -> dict[int, Handler]:
-        """Return the handlers of this part, by request code."""
+        """Return request code -> handler, for the requests that this part answers."""
         return {
             code: getattr(self, name)
             for name, method in vars(type(self)).items()

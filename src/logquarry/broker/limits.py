@@ -66,7 +66,8 @@ _closings = SparingLog(logging.getLogger(__name__))
 
 _MOST_UNREAD: Final = 1 << 30
 _COUNTED_FROM: Final = 64 << 10
-"""A connection with at most this many unread bytes does not count: it is probably reading."""
+"""A connection with at most this many unread bytes is not counted: its client is probably reading.
+"""
 
 
 class Sender(Protocol):
@@ -104,8 +105,8 @@ class UnreadAnswers:
         old = self._bytes.get(sender, 0)
         if count < old:
             # The client has read answers. If the client still has unread answers, move its
-            # connection to the end, so that a slow client is not closed before a client that reads
-            # nothing.
+            # connection to the end of ``_bytes``, so that a slow client is not closed before a
+            # client that reads nothing.
             del self._bytes[sender]
         if count > _COUNTED_FROM:
             self._bytes[sender] = count
@@ -114,7 +115,7 @@ class UnreadAnswers:
             self._total -= old
 
     def _reduce(self) -> None:
-        # Some of these clients may have read answers since the last call of note() for them.
+        # Clients may have read answers since the last call of note() for their connections.
         for sender in list(self._bytes):
             self._set(sender, sender.unread())
         while self._total > self._most:

@@ -163,7 +163,7 @@ def make_offsets_folder(offsets: Path, store: str | Path) -> None:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether a host stands for all addresses of the machine."""
+    """Whether a host means all addresses of the machine."""
     address = _ip_address(host)
     return not host or (address is not None and address.is_unspecified)
 

@@ -381,8 +381,8 @@ class Pulling(Part):
         # these messages.
         now, after = self._core.loop.time(), arrival.next_offset
         for pull in self._held[key]:
-            # Only do this for a pull whose offset is among the new messages: otherwise its filter
-            # may match messages before them.
+            # Only do this for a pull whose offset is among the new messages. For any other pull,
+            # the filter may match messages before the new ones.
             is_next = after - arrival.messages <= pull.offset < after
             if is_next and pull.excludes(codes):
                 _discard(self._ending, pull.end, pull)

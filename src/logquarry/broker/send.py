@@ -302,7 +302,7 @@ def most_retries(request: Request, settings: Mapping[str, Any]) -> int:
 
 
 def refusal_of(error: BaseException) -> BaseException:
-    """Convert an error that a put raised to the error for the answer."""
+    """Return the error that the client gets, for an error that a put raised."""
     if isinstance(error, MessageRejected):
         return Refused(str(error), ResponseCode.MESSAGE_ILLEGAL)
     if isinstance(error, StoreUnavailable):
@@ -417,7 +417,8 @@ class Retrying(Part):
         try:
             message = await core.slow(partial(core.store.message_at, fields["offset"]))
         except (MessageNotFound, CorruptStore) as error:
-            # Answer with the offset, as RocketMQ does, because the error's text contains a path.
+            # Like RocketMQ, answer only with the offset. The error's text contains a path, which
+            # clients must not see.
             what = fields["offset"]
             if isinstance(error, CorruptStore):
                 _lonely.warning("a consumer cannot send a message back: %s", error)

@@ -106,7 +106,7 @@ class Tables:
     # -------------------------------------------------------------------------------------- topics
     @property
     def topics(self) -> Mapping[str, TopicConfig]:
-        """All topics by name."""
+        """Name -> topic, for all topics."""
         return self.system_topics | self._stored
 
     def topic(self, name: str) -> TopicConfig | None:

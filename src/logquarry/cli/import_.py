@@ -156,8 +156,8 @@ def _report(
     """
     done = skip + imported.messages
     if not imported.is_synced:
-        # After a failed sync, it is unknown which bytes are on the disk. Only a recovery reads what
-        # the log has.
+        # After a failed sync, it is unknown which bytes are on the disk. Only a recovery finds out
+        # which messages the log has.
         which = f"{skip + 1} to {done}" if done > skip + 1 else str(done)
         note = (
             f"not all of the log is synced, so it is not certain which of the messages {which} of "

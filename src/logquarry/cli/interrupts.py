@@ -15,7 +15,7 @@ import os
 import sys
 import time
 
-# Type checkers take a variable named TYPE_CHECKING for true. To import TYPE_CHECKING from typing
+# Type checkers treat a variable named TYPE_CHECKING as true. An import of TYPE_CHECKING from typing
 # would delay the start.
 TYPE_CHECKING = False
 

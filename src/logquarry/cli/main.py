@@ -161,8 +161,8 @@ STANDARD_OUTPUT: Final = "standard output"
 
 def main() -> None:
     """Run the command line of this process."""
-    # Keep NumPy's library for matrices from starting threads: this delays the start by 60 ms, and
-    # no command needs the threads.
+    # Prevent OpenBLAS, NumPy's library for linear algebra, from starting threads. Starting them
+    # takes 60 ms, and no command needs them.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Python sets stdout or stderr to None if the calling process closed it.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115

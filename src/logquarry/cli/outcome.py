@@ -194,7 +194,7 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
 
 
 class NotShutDownCleanly(StoreUnavailable):
-    """A command's store was closed, but needs a recovery."""
+    """A command has closed its store, but not cleanly, so the store needs a recovery."""
 
     def __init__(self, store: str, problem: str) -> None:
         super().__init__(f"{store}: not shut down cleanly: {problem}")

@@ -251,7 +251,7 @@ class TransactionBook:
             the table.
 
     Attributes:
-        open: the open transactions, by the physical offset of their PREPARED messages.
+        open: physical offset of the PREPARED message -> open transaction.
     """
 
     def __init__(self, next_number: int | None = None, known_until: int = 0) -> None:
@@ -328,7 +328,7 @@ class TransactionsFound:
         table_end: the number that the table's next entry will get.
         redo_end: number of entries that the redo log has ever had, including those in deleted
             files.
-        open: the open transactions, by the physical offset of their PREPARED messages.
+        open: physical offset of the PREPARED message -> open transaction.
         known_until: physical offset after the last message that has an entry in the table.
     """
 
@@ -339,7 +339,7 @@ class TransactionsFound:
 
 
 def open_in(table: UnitFiles) -> dict[int, OpenTransaction]:
-    """Return the open transactions of a table, by physical offset of their PREPARED messages."""
+    """Return physical offset of the PREPARED message -> open transaction, for a table."""
     found = {}
     for at in np.flatnonzero(table.units["state"] == TRANSACTION_PREPARED).tolist():
         offset, size, seconds, group, _ = table.units[at].item()

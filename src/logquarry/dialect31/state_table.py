@@ -1,10 +1,9 @@
 """Writes the state table and the redo log of RocketMQ 3.x, as the log is dispatched.
 
-If the table or the redo log differs from the log, a recovery moves its files to quarantine and
-builds new files.
-In a new table, each entry keeps the number that its PREPARED message contains, because producers
-use this number to end the transaction. The new table also has entries for ended transactions, so
-that their numbers are not used again.
+If the table differs from the log, a recovery moves the table's files to quarantine and builds new
+files. The recovery does the same for the redo log. In a new table, each entry keeps the number that
+its PREPARED message contains, because producers use this number to end the transaction. The new
+table also has entries for ended transactions, so that their numbers are not used again.
 """
 
 from __future__ import annotations
@@ -191,7 +190,8 @@ class StateTableKeeper:
             try:
                 self._table.remove_until(last_base)
             finally:
-                # A transaction without its entry cannot be ended, so it no longer counts as open.
+                # A transaction without its entry cannot be ended, so remove it from the open
+                # transactions.
                 first = self._table.bases[0] // STATE_SIZE if self._table.bases else 0
                 still = self._book.open.items()
                 self._book.open = {at: one for at, one in still if one.number >= first}
@@ -292,7 +292,7 @@ class TransactionCheck:
         it.
 
         RocketMQ leaves out ended transactions when it builds a new table, so a missing entry of an
-        ended transaction does not count as a difference.
+        ended transaction is not reported as a difference.
         """
         table = read_table(layout)
         if table.fault is not None:
@@ -422,8 +422,8 @@ def find_transactions(layout: StoreLayout, start: int, stop: int) -> Transaction
     """Read the state table and the redo log of a store that was shut down cleanly.
 
     The function compares both with each other, and with the frames of the log from ``start`` to
-    ``stop``. If there is no difference, it returns their contents. Otherwise, it returns the reason
-    why a recovery must read the whole log.
+    ``stop``. If there is no difference, it returns their contents. If there is one, it returns the
+    reason why a recovery must read the whole log.
     """
     table, redo = read_table(layout), read_redo(layout)
     if (fault := table.fault or redo.fault) is not None:

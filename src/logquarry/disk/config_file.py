@@ -88,7 +88,8 @@ SUBSCRIPTION_GROUPS: Final = ConfigTable(
 class ConfigFile:
     """One file in ``config/``, which only this object writes. Any thread may call :meth:`save`.
 
-    The first save moves unreadable files to quarantine.
+    If :meth:`load` finds that the file or ``.bak`` cannot be read or has an invalid document, the
+    first save moves this file to quarantine.
     """
 
     def __init__(self, disk: Disk, root: Path, table: ConfigTable) -> None:
@@ -232,8 +233,8 @@ class ConsumerOffsets:
     def save(self) -> bool:
         """Write all committed offsets durably. Return whether the file changed.
 
-        The method syncs the log first. Otherwise, after a power cut, a saved offset could lie after
-        the last message that the log still has.
+        The method syncs the log first, so that after a power cut no saved offset lies after the
+        log's last message.
         """
         with self._saving:
             offsets = self.groups()
@@ -246,9 +247,9 @@ class ConsumerOffsets:
 # The tables that a slave copies from its master (``SlaveSynchronize``)
 #
 # The code below follows the rules of RocketMQ's slave. If the master's topics or subscription
-# groups have another version, they replace the slave's whole table. The master's consumer offsets
-# replace only the offsets of the same groups. The master's delay offsets always replace the slave's
-# table.
+# groups have another version, the master's table replaces the slave's whole table. The master's
+# consumer offsets replace only the offsets of the same groups. The master's delay offsets always
+# replace the slave's table.
 
 
 class ConfigTables:

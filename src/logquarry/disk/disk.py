@@ -1,9 +1,9 @@
 """The interface for all writes to a store. Tests subclass :class:`Disk` to inject faults.
 
-A writer allocates all blocks of a file before it writes to the file's memory map. Otherwise, on a
-full disk, a write to a hole of the file would raise SIGBUS. Syncs use ``fdatasync`` instead of
-``mmap.flush``, because ``fdatasync`` releases the GIL, and also reports the failure of an earlier
-write-back by the operating system.
+A writer allocates all blocks of a file before it writes to the file's memory map. On a full disk, a
+write to a hole of the map would raise SIGBUS. Syncs use ``fdatasync`` instead of ``mmap.flush``,
+because ``fdatasync`` releases the GIL, and also reports the failure of an earlier write-back by the
+operating system.
 """
 
 from __future__ import annotations
@@ -372,8 +372,9 @@ class Disk:
         return target
 
     def keep(self, path: Path, to: Path) -> None:
-        """Give a file the second name ``to``, before another file replaces it. If the file system
-        refuses hard links, copy the file. A rename would leave no file at the old name.
+        """Make the hard link ``to`` to a file that another file is about to replace. If the file
+        system refuses hard links, copy the file. The method does not rename the file, because then
+        the old path would have no file for a moment.
         """
         try:
             self.link(path, to)
@@ -393,8 +394,8 @@ class Disk:
                     self.let_go(descriptor)
 
     def move(self, path: Path, to: Path) -> None:
-        """Rename a file durably. If the new path is on another disk, copy the file. This can happen
-        because a folder of a store may be a symbolic link.
+        """Rename a file durably. If the new path is on another disk (a folder of a store may be a
+        symbolic link), copy the file.
         """
         try:
             self.rename(path, to)

@@ -32,8 +32,8 @@ from logquarry.log.store_files import COMMIT_LOG, quarantine
 logger = logging.getLogger(__name__)
 
 _FULL: Final = 0.85
-"""If a larger part of a disk is used, new files are created in the log's other folders, if any has
-room (``getDiskSpaceCleanForciblyRatio``).
+"""If a larger part (0 to 1) of a folder's disk is used, new files are created in the log's other
+folders, if one of them has room (``getDiskSpaceCleanForciblyRatio``).
 """
 
 WAIT_TIMEOUT_MS: Final = 5_000
@@ -315,9 +315,9 @@ def free_room(disk: Disk, folders: Mapping[Path, int]) -> None:
     """After a bulk load, free the blocks of the unwritten part of each folder's last file.
 
     ``folders`` has a position for each folder, in bytes. The blocks of the folder's last file are
-    freed from this position on. This saves disk space, because a store rarely gets messages soon
-    after a load. The next writer allocates the blocks again. The caller must hold the store's lock,
-    and must have synced and closed the files.
+    freed from this position on. Freeing them saves disk space, because a store rarely gets messages
+    soon after a load. The next writer allocates the blocks again. The caller must hold the store's
+    lock, and must have synced and closed the files.
     """
     for folder, start in folders.items():
         path = folder
@@ -336,7 +336,7 @@ def _free(disk: Disk, path: Path, at: int) -> None:
     try:
         size = disk.size(descriptor)
         if hasattr(os, "posix_fadvise"):
-            # Pages in the page cache count as data, even if no process wrote them.
+            # SEEK_HOLE treats pages in the page cache as data, even if no process wrote them.
             os.posix_fadvise(descriptor, at, 0, os.POSIX_FADV_DONTNEED)
         while at < size:
             start, stop = disk.next_hole(descriptor, at, size)

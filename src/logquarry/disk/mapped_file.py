@@ -219,8 +219,8 @@ class MappedFile(FilePlace):
             self._copy.load(length)
 
     def allocate(self) -> None:
-        """Allocate all blocks. Otherwise, on a full disk, a write to a hole of the map would end
-        the process.
+        """Allocate all blocks, because on a full disk, a write to a hole of the map would end the
+        process.
         """
         with self._disk.refusing(self.path):
             self._disk.allocate(self._descriptor, self.size)
@@ -421,8 +421,8 @@ class MappedFile(FilePlace):
         return () if self._probed is None else self._probed.unreadable
 
     def require_readable(self, position: int, size: int) -> None:
-        """Raise UnreadableFile if the disk cannot read a range. Check this before a write, because
-        the first write to a page of the map first reads the page from the disk.
+        """Raise UnreadableFile if the disk cannot read a range. Call this method before a write,
+        because the first write to a page of the map first reads the page from the disk.
         """
         if (probed := self._probed) is not None:
             probed.window(position, size)
@@ -449,7 +449,8 @@ class MappedFile(FilePlace):
             write_buffers.unlock(self._map_address, self.size)
 
     def close(self) -> None:
-        """Close the file. Results of :meth:`select` stay readable; later calls return None.
+        """Close the file. Results of :meth:`select` stay readable; later calls of :meth:`select`
+        return None.
 
         Bytes that are not flushed stay in the page cache, and the operating system writes them to
         the disk later. Do not call this method while compiled code writes at :attr:`address`.

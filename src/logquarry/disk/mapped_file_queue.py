@@ -64,8 +64,8 @@ class MappedFileQueue(LastFile):
         read_only: folders whose existing files are used, but in which no new file is created.
         full_folders: returns the folders that have no room for another file.
         guard_names: whether to restore the name of a file that another program deletes
-            (:mod:`logquarry.disk.folders`). Only the log needs this, because queues can be rebuilt
-            from the log.
+            (:mod:`logquarry.disk.name_guard`). Only the log needs this, because queues can be
+            rebuilt from the log.
         gaps: whether to accept gaps between files, as RocketMQ does.
         aside: the quarantine folder of the queue's files.
 
@@ -194,8 +194,8 @@ class MappedFileQueue(LastFile):
         made = self._allocator.take(path, following, self.file_size)
         if self._keeps_name(made):
             return made
-        # If a RocketMQ broker is started on this store, it deletes empty files before it fails to
-        # take the lock. So check that the new file still has its name.
+        # If a RocketMQ broker is started on this store, the broker deletes empty files before it
+        # fails to take the lock. So check that the new file still has its name.
         logger.warning("%s: another program deleted it before its first use; made again", made.path)
         made.close()
         return self._made_now(base)
@@ -263,8 +263,8 @@ class MappedFileQueue(LastFile):
     def max_offset(self) -> int:
         """End of the readable bytes, 0 if there are no files (``getMaxOffset``).
 
-        QUIRK: Like Java, this uses the last file's committed position, even if the file before the
-        last file is not completely committed yet.
+        QUIRK: Like Java, this property uses the last file's committed position, even if the file
+        before the last file is not completely committed yet.
         """
         if self._is_transient:
             return self.committed_offset
@@ -363,7 +363,7 @@ class MappedFileQueue(LastFile):
 
     def _since(self, offset: int) -> list[MappedFile]:
         first = max(0, bisect_right(self.bases, offset) - 1)
-        # An element that is still a path is a file that was never opened, and such a file counts as
+        # An element that is still a path is a file that was never opened, and such a file is
         # flushed.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
 

@@ -1,9 +1,9 @@
 """Hard links that protect the files of a store that a writer has open.
 
 A RocketMQ broker that is started on a store of a logquarry writer runs its recovery before it takes
-the lock, and this recovery deletes files after the log's end. So each log file and index file that
-a writer changes gets a hard link as its second name (:class:`NameGuard`). If the broker deletes the
-file's own name (the first name), the writer restores it from the hard link.
+the lock, and this recovery deletes files after the log's end. So :class:`NameGuard` makes a hard
+link to each log file and index file that a writer changes. If the broker deletes the file's own
+name (its name in the store's folder), the writer restores this name from the hard link.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIRST_BYTES: Final = 4_096
 
 
 class NameGuard:
-    """The second names (hard links) of the files of one log."""
+    """The hard links to the files of one log."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -37,8 +37,8 @@ class NameGuard:
         self._folders: set[Path] = set()
 
     def guard(self, path: Path) -> None:
-        """Give a file its second name. On a file system without hard links, there is no second
-        name, and only a later sync detects that the file's name was deleted.
+        """Make the hard link to a file. On a file system without hard links, the method makes no
+        link, and only a later sync detects that the file's own name was deleted.
         """
         with self._change:
             with contextlib.suppress(OSError):
@@ -58,8 +58,9 @@ class NameGuard:
             self._paths = (*self._paths, path)
 
     def release(self, path: Path) -> None:
-        """Remove a second name durably. If the removal were not synced, the name could reappear
-        after a crash. Then the next opening of the store would restore the deleted file.
+        """Remove the hard link to a file durably. If the removal were not synced, the hard link
+        could reappear after a crash. Then the next opening of the store would restore the deleted
+        file.
         """
         with self._change:
             link = link_of(path)
@@ -69,7 +70,7 @@ class NameGuard:
                 self._disk.sync_names(link.parent)
 
     def check(self) -> list[Path]:
-        """Restore the first names that other programs deleted; return their paths. A failure
+        """Restore the files' own names that other programs deleted; return their paths. A failure
         poisons the store.
         """
         with self._change:
@@ -92,7 +93,7 @@ class NameGuard:
             return lost
 
     def _drop(self, path: Path) -> bool:
-        """Remove a second name. Return whether this name existed. May raise OSError."""
+        """Remove the hard link to a file. Return whether the link existed. May raise OSError."""
         self._paths = tuple(other for other in self._paths if other != path)
         try:
             self._disk.unlink(link_of(path))
@@ -101,12 +102,12 @@ class NameGuard:
         return True
 
     def close(self) -> None:
-        """Restore lost names, then remove all second names durably.
+        """Restore lost names, then remove all hard links durably.
 
-        If a second name stayed, or reappeared after a power cut, the next opening would restore a
-        file that retention has deleted. So if a second name cannot be removed, the shutdown does
-        not count as clean. If the store is poisoned, all second names stay, because the next
-        opening restores lost files from them.
+        If a hard link stayed, or reappeared after a power cut, the next opening would restore a
+        file that retention has deleted. So if a hard link cannot be removed, the error prevents a
+        clean shutdown. If the store is poisoned, all hard links stay, because the next opening
+        restores lost files from them.
 
         Raises:
             StoreUnavailable: if a name cannot be restored or removed.
@@ -130,21 +131,21 @@ class NameGuard:
         self._disk.sync_names(*sorted(changed))
 
     def restore(self, folders: Sequence[Path]) -> list[Path]:
-        """Restore lost first names, and remove all second names (:meth:`restored`)."""
+        """Restore lost names, and remove all hard links (:meth:`restored`)."""
         with self.restored(folders) as back:
             return back
 
     @contextlib.contextmanager
     def restored(self, folders: Sequence[Path]) -> Iterator[list[Path]]:
-        """Context manager: after a crash, restore the first names that files have lost. Yield the
+        """Context manager: after a crash, restore the own names that files have lost. Yield the
         restored paths.
 
-        At the end of the block, remove all second names durably. If the block raises an error or is
-        interrupted, for example because a recovery is refused, remove the restored first names
-        instead, so that nothing has changed. A file whose second name was removed meanwhile keeps
-        its first name.
+        At the end of the block, remove all hard links durably. If the block raises an error or is
+        interrupted, for example because a recovery is refused, remove the restored names instead,
+        so that nothing has changed. A file whose hard link was removed meanwhile keeps its restored
+        name.
 
-        If a file was renamed in its folder, its first name is not restored from the hard link,
+        If a file was renamed in its folder, its previous name is not restored from the hard link,
         because a recovery renames the file back. The method does not restore files that retention
         has deleted. If a file of the log does not have the size of the log's other files, it is a
         file of another store, so the method moves it to quarantine.
@@ -178,13 +179,13 @@ class NameGuard:
         self.discard(folders)
 
     def discard(self, folders: Sequence[Path], *, keeps_lost: bool = False) -> None:
-        """Remove all second names durably, without restoring files.
+        """Remove all hard links durably, without restoring files.
 
-        In a copy of an open store, the two names can belong to two files, because ``cp -r`` copies
-        each hard link as a separate file. If the file with the second name differs from the file
-        with the first name, it can contain messages that no other file has. So it is moved to
-        quarantine. With ``keeps_lost``, a file that is not empty, and has only a second name, is
-        moved to quarantine too, except files that retention has deleted.
+        In a copy of an open store, a file and its hard link can be two files, because ``cp -r``
+        copies each hard link as a separate file. If the copy of the hard link differs from the copy
+        of the file, the copy of the hard link can contain messages that no other file has. So it is
+        moved to quarantine. With ``keeps_lost``, a file that is not empty, and has only its hard
+        link, is moved to quarantine too, except files that retention has deleted.
         """
         expired = self._expired(folders) if keeps_lost else set()
         for folder in folders:
@@ -200,14 +201,14 @@ class NameGuard:
                 self._disk.sync_names(second)
 
     def _set_aside(self, path: Path) -> None:
-        """Move a second name to quarantine. ``path`` is the file's first name."""
+        """Move the hard link to quarantine. ``path`` is the file's own name."""
         folder = quarantine(path.parent.parent, _NAMES, path.parent.name)
         self._disk.set_aside(link_of(path), folder)
 
     def _log_names(self, folders: Iterable[Path]) -> Iterator[tuple[Path, bool, int | None]]:
-        """Yield all first and second names of log files.
+        """Yield the own names and the hard links of log files.
 
-        Yield the path of the file's first name, whether this is the second name, and the size of
+        Yield the path of the file's own name, whether the item is the hard link, and the size of
         the file (None if the file cannot be read).
         """
         for folder in folders:
@@ -219,9 +220,10 @@ class NameGuard:
                     yield folder / name, place != folder, size
 
     def _of_other_size(self, folders: Iterable[Path]) -> set[Path]:
-        """Of the log files without a first name, return those that are larger or smaller than every
-        log file with a first name. If only one file has a first name, this file can be too short
-        after a crash, so larger files are not returned. If no file has one, no file is returned.
+        """Of the log files without their own name, return those that are larger or smaller than
+        every log file with its own name. If only one file has its own name, this file can be too
+        short after a crash, so larger files are not returned. If no file has its own name, no file
+        is returned.
         """
         sizes: list[int] = []
         lost: dict[Path, int] = {}
@@ -238,10 +240,10 @@ class NameGuard:
         }
 
     def _expired(self, folders: Iterable[Path]) -> set[Path]:
-        """Of the log files without a first name, return those that a broker's retention deleted.
+        """Of the log files without their own name, return those that a broker's retention deleted.
 
         If another file is missing between such a file and the log's first file, a retention has
-        deleted the file. Otherwise, only its first name is lost.
+        deleted the file. If no other file is missing there, the file has only lost its own name.
         """
         lost: dict[int, Path] = {}
         found: list[int] = []
@@ -263,7 +265,7 @@ class NameGuard:
 
 
 def _differs(first: Path, second: Path) -> bool:
-    # Whether a file's second name is another file with other bytes, and this file has no other
+    # Whether the hard link's path has another file with other bytes, and this file has no other
     # name.
     try:
         return (
@@ -272,13 +274,13 @@ def _differs(first: Path, second: Path) -> bool:
             and not filecmp.cmp(first, second, shallow=False)
         )
     except OSError:
-        # The first name is missing, or the disk cannot read one of the files.
+        # The file's own name is missing, or the disk cannot read one of the files.
         return False
 
 
 def _is_only_name(path: Path) -> bool:
-    # Whether a file has lost its first name, has no other name than its second name, and is not
-    # empty. The first bytes of a log file or index file are zeros until the file is used.
+    # Whether a file has lost its own name, has no other name than its hard link, and is not empty.
+    # The first bytes of a log file or index file are zeros until the file is used.
     try:
         second = link_of(path)
         if path.exists() or second.stat().st_nlink != 1:
@@ -307,10 +309,10 @@ def _files_in(folder: Path) -> set[tuple[int, int] | None]:
 
 
 def link_of(path: Path) -> Path:
-    """Return the path of a file's second name."""
+    """Return the path of the hard link to a file."""
     return links_of(path.parent) / path.name
 
 
 def links_of(folder: Path) -> Path:
-    """Return the folder with the second names of a folder's files."""
+    """Return the folder with the hard links to a folder's files."""
     return folder.parent / SIDECAR / _NAMES / folder.name

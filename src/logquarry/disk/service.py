@@ -69,8 +69,8 @@ class Health(HealthReason):
 
     Attributes:
         reason: why the store may no longer be written, None if the store may be written.
-        is_gone: whether the store can also no longer be read, because it was closed, or because
-            this is a forked child.
+        is_gone: whether the store can no longer be read, because it was closed, or because this is
+            a forked child.
         is_forked: whether this is a forked child. In a forked child a lock may stay taken forever,
             because the thread that held the lock exists only in the parent.
     """
@@ -240,8 +240,8 @@ class Service(ABC):
         self._is_stopping = True
         self._wake.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
-            # Do not ask the thread: in Python 3.11, a thread counts as ended after Ctrl-C has
-            # interrupted a join, even if the thread still runs.
+            # Do not ask the thread object: in Python 3.11, it reports the thread as ended after
+            # Ctrl-C has interrupted a join, even if the thread still runs.
             if not self._exited.wait(timeout_s):
                 logger.warning("%s has not ended in %s s", self.name, timeout_s)
                 return False
@@ -260,8 +260,8 @@ class Service(ABC):
 
     @abstractmethod
     def run_once(self) -> bool | None:
-        """Do the work that is due. Return False if no work is due, so that this run does not count
-        as a success.
+        """Do the work that is due. Return False if no work is due; the service does not treat such
+        a run as a success.
         """
 
     def run_last(self) -> None:  # noqa: B027

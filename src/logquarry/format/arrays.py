@@ -37,8 +37,8 @@ The table for the dispatcher: one column of int64 per frame.
  9  QUEUE               index of the queue; -1 if the frame takes no queue offset
 ==  ==================  ==============================================================
 
-The table of the messages of a ``get``: one row per message with its most used fields. Positions
-count from the first byte of the frames, which follow each other without gaps.
+The table of the messages of a ``get``: one row per message with its most used fields. Positions are
+counted from the first byte of the frames, which follow each other without gaps.
 
 ==  ===============  ==================================================
  #  name             content
@@ -76,8 +76,9 @@ POSITION, SIZE, BODY_AT, BODY_LENGTH, TOPIC_AT, TOPIC_LENGTH, PROPS_AT, PROPS_LE
 ROW_WIDTH = 8
 
 FROM_FRAME, FROM_STORE_TIME, FROM_BODY = range(3)
-"""The three parts of a frame. A host (8 bytes for IPv4, 20 bytes for IPv6) can be before the second
-and the third part. So the position of a field is counted from the start of the field's part.
+"""The three parts of a frame. The second part and the third part each follow a host, which has 8
+bytes (IPv4) or 20 bytes (IPv6). So the position of a field is counted from the start of the field's
+part.
 """
 
 REACHED_STOP = 0

@@ -10,8 +10,8 @@ message has these big-endian fields (``MessageDecoder.encodeMessage``)::
 Clients write 0 for magic and CRC; the store ignores both fields.
 
 An inner batch is one frame with the SYSFLAG bits INNER_BATCH and NEED_UNWRAP. The body of an inner
-batch is the wire form of several messages. Message i has the queue offset QUEUEOFFSET + i. The
-property INNER_NUM is the number of messages; INNER_BASE repeats QUEUEOFFSET.
+batch is the wire form of several messages. Message i, counted from 0, has the queue offset
+QUEUEOFFSET + i. The property INNER_NUM is the number of messages; INNER_BASE repeats QUEUEOFFSET.
 
 An entry of a batch queue (``BatchConsumeQueue``, 46 bytes) points to one frame, and has the queue
 offsets of its messages: ``[base, base + count)``. An entry's place in the file does not determine

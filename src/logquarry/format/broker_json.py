@@ -3,10 +3,10 @@
 fastjson writes integer keys without quotes. If a map has integer keys, fastjson's pretty printer
 writes all entries of the map on one line. The decoder here also accepts strict JSON.
 
-For an invalid document, a decoder raises ValueError with the reason. In RocksDB, version 1 has one
-database per table: a key is a member's name in the JSON table, and the value is the member's JSON.
-Version 2 (``configManagerVersion=v2``) has one database; a key begins with the number of its table
-(``TablePrefix``, ``TableId``, ``RecordPrefix``).
+For an invalid document, a decoder raises ValueError with the reason. The tables in RocksDB have one
+of two layouts. Version 1 has one database per table: a key is a member's name in the JSON table,
+and the value is the member's JSON. Version 2 (``configManagerVersion=v2``) has one database; a key
+begins with the number of its table (``TablePrefix``, ``TableId``, ``RecordPrefix``).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def replace_member(document: str, name: str, source: str) -> str:
     """Replace one member of a document's object by the same member of another document.
 
     All other bytes stay unchanged, so members that logquarry does not know are kept. If a document
-    has several members of this name, the last one counts, as in :func:`decode`. Raises ValueError
+    has several members of this name, the last one is used, as in :func:`decode`. Raises ValueError
     if one of the documents has no member of this name.
     """
     start, stop = _member_span(document, name)
@@ -86,7 +86,7 @@ def decode(text: str | bytes) -> Any:
     fastjson.
 
     If the text has another syntax, is nested too deeply, or contains a number that is infinite or
-    too large, this raises ValueError.
+    too large, the function raises ValueError.
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8")
@@ -116,12 +116,12 @@ _DECODER: Final = json.JSONDecoder(parse_constant=_constant, parse_float=_finite
 
 
 def _nesting(text: str) -> int:
-    """Return how deeply the brackets of a document are nested. Brackets in strings do not count."""
+    """Return how deeply the brackets of a document are nested. Brackets in strings are ignored."""
     outside = _ANY_STRING.sub("", text).encode("utf-8", "replace")
     brackets = outside.translate(_BRACKETS, _NO_BRACKETS)
     rest, depth = brackets, 0
-    # Each step removes the innermost pairs, so a valid document of depth 3 takes 3 steps. This is
-    # much faster than counting the brackets one by one.
+    # Each step removes the innermost pairs, so a valid document of depth 3 takes 3 steps. These
+    # steps are much faster than counting the brackets one by one.
     while depth <= MAX_NESTING and (inner := rest.replace(b"{}", b"")) != rest:
         rest, depth = inner, depth + 1
     if not rest:
@@ -342,7 +342,7 @@ def decode_topic_document(text: str | bytes, *, needs_version: bool = True) -> d
     """Decode and check ``topics.json``, including members that :class:`TopicConfig` lacks.
 
     If ``needs_version`` is false, the document may lack a version, because RocketMQ accepts such a
-    file. The version then counts as empty.
+    file. The result then has an empty version.
     """
     document = _versioned(text, needs_version=needs_version)
     topics_of_document(document)

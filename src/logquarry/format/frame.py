@@ -191,7 +191,7 @@ class Frame:
         return topic in named and props.INNER_MULTI_QUEUE_OFFSET in found
 
     def with_crc(self) -> Frame:
-        """Return the same frame with the CRC of its body."""
+        """Return a copy of the frame whose BODYCRC is computed from the body."""
         return replace(self, body_crc=java.body_crc(zlib.crc32(self.body)))
 
 
@@ -389,7 +389,9 @@ def decode_at(
 
 
 def has_entry_head_reference(data: memoryview, position: int, *, base: int, left: int) -> bool:
-    """Whether a DLedger entry's head is at a position; ``left`` counts bytes to the file's end."""
+    """Whether a DLedger entry's head is at a position; ``left`` is the number of bytes to the
+    file's end.
+    """
     head = ENTRY_HEAD.size
     if len(data) - position < head:
         return False

@@ -50,8 +50,8 @@ def to_long(value: int) -> int:
 UTF8_ERRORS: Final = "logquarry-java"
 """Error handler for decoding UTF-8: invalid bytes become U+FFFD as in ``new String(bytes, UTF_8)``.
 
-Python's own handler ``replace`` would be wrong for the three bytes of an encoded surrogate: it
-makes three U+FFFD, and Java makes one.
+Python's own handler ``replace`` would be wrong for the three bytes of an encoded surrogate:
+``replace`` makes three U+FFFD, and Java makes one.
 """
 
 

@@ -52,7 +52,8 @@ ANY_TIME = np.iinfo(np.int64).min
 
 HEAD_SIZE, TIME_AT, ADVANCES, HEAD_FACTS = range(4)
 """Columns of a table that describes heads: the size of the head, the position of STORETIMESTAMP in
-the head, and whether its messages take a new queue offset. HEAD_FACTS is the number of columns.
+the head, and whether messages with this head take a new queue offset. HEAD_FACTS is the number of
+columns.
 """
 
 PutRows = Int64
@@ -99,7 +100,7 @@ def size_at(data: memoryview, start: int) -> int | None:
 
 
 def queue_number(data: memoryview, start: int) -> int:
-    """Return the index of a staged frame's queue, which stands in place of the queue offset."""
+    """Return the index of a staged frame's queue, which its field QUEUEOFFSET contains."""
     return int(_NUMBER.unpack_from(data, start + _AT_NUMBER)[0])
 
 
@@ -120,7 +121,7 @@ def same(one: memoryview, other: memoryview) -> bool:
 
 
 def text_of(data: memoryview) -> memoryview:
-    """Return the part after STORETIMESTAMP, which does not depend on the frame's place."""
+    """Return the part of a frame after STORETIMESTAMP. It does not depend on the frame's place."""
     return data[_time_at(data) + frame.STORE_TIME.size :]
 
 

@@ -49,7 +49,7 @@ class QueueEntry(NamedTuple):
 
     @property
     def is_written(self) -> bool:
-        """Whether RocketMQ counts the entry as present (``offset >= 0 && size > 0``)."""
+        """Whether RocketMQ treats the entry as written (``offset >= 0 && size > 0``)."""
         return self.physical_offset >= 0 and self.size > 0
 
     @property
@@ -185,7 +185,7 @@ class StateUnit(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """Whether RocketMQ counts the entry as present."""
+        """Whether RocketMQ treats the entry as written."""
         return self.physical_offset >= 0 and self.size > 0 and self.state in STATES
 
     @property

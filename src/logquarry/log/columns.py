@@ -252,7 +252,7 @@ def tags_codes(window: Window, rows: Rows, decoding: Decoding) -> tuple[Int64, B
 
 
 def suspect_rows(window: Window, rows: Rows) -> list[int]:
-    """Return the numbers of frames whose topic or properties have NUL bytes or are not UTF-8.
+    """Return the indexes of the frames whose topic or properties have NUL bytes or are not UTF-8.
 
     The frame's CRC covers only the body. So if a crash has torn the page with the topic or the
     properties, only this check finds the damage. A frame whose property CRC is right is not
@@ -305,7 +305,7 @@ def _stated_crcs(data: Bytes, starts: Int64, sizes: Int64) -> Int64:
 
 
 def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
-    """Return the numbers of frames with a wrong property CRC."""
+    """Return the indexes of the frames with a wrong property CRC."""
     if window.has_heads:
         # DLedger writes PHYSICALOFFSET into a frame after the CRC was computed, so the CRC is wrong
         # even in sound frames.
@@ -340,7 +340,7 @@ def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
 
 
 def rows_with_property(window: Window, rows: Rows, name: str) -> Int64:
-    """Return the numbers of the frames that have a property of this name."""
+    """Return the indexes of the frames that have a property of this name."""
     fast = codec.kernels_if_worth(len(rows))
     marks = np.zeros(len(rows), np.uint8)
     if fast is not None:

@@ -108,7 +108,7 @@ class KernelColumns:
         return bool(self.k.bad_utf8(self.address, self.rows, self.count))
 
     def arrays(self, names: Sequence[str]) -> dict[str, pa.Array]:
-        """Make columns by name. If :attr:`has_bad_utf8` is true, do not request columns that are
+        """Return name -> column. If :attr:`has_bad_utf8` is true, do not request columns that are
         made from properties.
         """
         if not WHOLE_PROPERTIES.isdisjoint(names):
@@ -118,8 +118,8 @@ class KernelColumns:
 
     # fixed fields
     def numbers(self, names: Sequence[str], *, ms: bool = False) -> dict[str, Any]:
-        """Return fixed fields by name. Timestamps are in microseconds; with ``ms``, they are in
-        milliseconds.
+        """Return name -> values of fixed fields. Timestamps are in microseconds; with ``ms``, they
+        are in milliseconds.
         """
         narrow, places32, wide, places64, factors = _gather_plan(tuple(names), ms)
         out32 = np.empty((len(narrow), self.count), np.int32)
@@ -249,7 +249,7 @@ class KernelColumns:
         return self._ragged(starts[which], lengths[which], self.count, pa.string())
 
     def tags_codes(self, delay_levels_ms: Sequence[int]) -> tuple[Int64, Int64]:
-        """Return the tags codes, and the numbers of frames that only the reference can decode."""
+        """Return the tags codes, and the indexes of frames that only the reference can decode."""
         starts, lengths = self.all_property_spans()
         out, odd = np.empty(self.count, np.int64), np.empty(self.count, np.int64)
         left_over = self.k.tags_codes(

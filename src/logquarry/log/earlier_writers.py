@@ -63,7 +63,9 @@ def encode(config: StoreConfig) -> bytes:
 # The result is cached, because one command opens a store several times.
 @lru_cache(maxsize=16)
 def decode(data: bytes) -> Mapping[str, Any]:
-    """Decode the settings by name. Raises ValueError if the bytes are not a record of settings."""
+    """Decode name -> value of the settings. Raises ValueError if the bytes are not a record of
+    settings.
+    """
     document = json.loads(data)
     settings = document.get("settings") if isinstance(document, dict) else None
     if not isinstance(settings, dict) or document.get("version") != _VERSION:

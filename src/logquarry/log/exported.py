@@ -32,9 +32,9 @@ from logquarry.stored_message import JSON_NAMES
 REDACTIONS: Final = ("body", "properties", "hosts")
 
 _REDACTED: Final = {
-    # Also hide the CRC of a body and the hash of a tag. Otherwise a person could find the hidden
-    # value by comparing the CRC or hash with those of all likely values. For example, a body may be
-    # only a telephone number.
+    # Also hide the CRC of a body and the hash of a tag. With the CRC or hash, a person could find
+    # the hidden value by comparing it with the CRCs or hashes of all likely values. For example, a
+    # body may be only a telephone number.
     "body": frozenset({"body", "body_crc"}),
     "properties": frozenset(
         {"properties", "properties_string", "tags", "keys", "uniq_key", "tags_code"}
@@ -58,8 +58,8 @@ _DISTINCT: Final = ("message_id", "keys", "uniq_key")
 _TEXT: Final = (*_REPEATED, *_DISTINCT, "tags_code", "body")
 assert {*_FIXED, *_TEXT, "broker", "size", "properties", "properties_string"} == {*JSON_NAMES}
 
-# JSON requires escapes only for characters below U+0020. These characters are escaped too, because
-# they affect a terminal: DEL, C1 controls, bidirectional marks and line separators.
+# JSON requires escapes only for characters below U+0020. DEL, C1 controls, bidirectional marks and
+# line separators are escaped too, because they affect a terminal.
 _UNSAFE: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _quote = json.encoder.encode_basestring
 _MOST_KEPT: Final = 10_000

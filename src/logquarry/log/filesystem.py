@@ -62,8 +62,8 @@ class FileView(ABC):
 
     @property
     def unreadable(self) -> Sequence[Unreadable]:
-        """The unreadable ranges that were found so far, in order. Windows have FILL bytes in these
-        ranges.
+        """The unreadable ranges that were found so far, in order. For bytes in these ranges,
+        :meth:`window` returns FILL bytes.
         """
         return ()
 
@@ -261,8 +261,8 @@ class LocalFileSystem(FileSystem):
             path = f"{folder}/{name.name}".lstrip("/")
             if error.errno == errno.EACCES and not folder and name.is_symlink():
                 # Treat the link like a folder without permission: listing the store succeeds, and
-                # only code that reads the link's target fails. Otherwise one foreign link would
-                # make the whole store unreadable.
+                # only code that reads the link's target fails. An error here would make the whole
+                # store unreadable because of one foreign link.
                 return Entry(name.name, True, 0)
             if error.errno not in _GONE:
                 # The name exists, so a list without it would show a part of the store as missing.
@@ -271,7 +271,7 @@ class LocalFileSystem(FileSystem):
                 self.lost_names[path] = f"{error.strerror} (errno {error.errno})"
             elif name.is_symlink():
                 self.dead_links.add(path)
-            # Otherwise a live broker deleted the file after the listing.
+            # The name does not exist any more: a live broker deleted the file after the listing.
             return None
 
     def open(self, path: str) -> FileView:

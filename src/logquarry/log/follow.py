@@ -34,8 +34,8 @@ class DispatchRequests:
         store_timestamp: in milliseconds.
         is_dispatched: whether the dispatcher writes a queue entry for the frame. Only frames of the
             transaction types NOT and COMMIT get an entry.
-        has_key: whether the dispatcher adds the frame's keys to the index. This is so if the frame
-            has KEYS or UNIQ_KEY, and its transaction type is not ROLLBACK.
+        has_key: whether the dispatcher adds the frame's keys to the index: the frame has KEYS or
+            UNIQ_KEY, and its transaction type is not ROLLBACK.
     """
 
     topic_ids: Int32
@@ -92,8 +92,7 @@ def index_keys(
     only_keys: bool = False,
     tags: bool = False,
 ) -> tuple[Int64, Int64]:
-    """Hash the index keys of frames. Return the hash of each key, and the number of the frame that
-    each key is from.
+    """Hash the index keys of frames. Return the hash of each key, and the index of the key's frame.
 
     The keys are in the order of ``IndexService.buildIndex``: for each frame, UNIQ_KEY, then the
     words of KEYS, then the tag. With ``raw``, a negative hash stays negative, as in RocketMQ 3.x.
@@ -159,10 +158,10 @@ class Followed:
 
     Attributes:
         key_hashes: hashes of the index keys, in the order of the index.
-        key_numbers: for each key, the number of the frame that the key is from.
+        key_numbers: for each key, the index of the key's frame.
         table: the table that the kernel filled (:mod:`logquarry.format.arrays`); None if the
             pure-Python reference codec decoded the run instead.
-        queues: (topic, queue id) of each queue number in the table.
+        queues: (topic, queue id) of each queue; the table has indexes of this list.
     """
 
     rows: Rows

@@ -79,7 +79,7 @@ def guided(
 def _may_guess_behind(event: Event) -> bool:
     """Whether a new walk from the event's end would report the same events as the current walk.
 
-    A guess can replace the walk after this event only in this case.
+    If it would not, a guess must not replace the walk after this event.
     """
     if isinstance(event, DamagedSpan):
         return not (event.ends_log or event.is_tail)

@@ -407,7 +407,7 @@ class StoreLayout:
 
     @_listed
     def index_files(self) -> tuple[Entry, ...]:
-        """The index files by name, oldest first."""
+        """The index files, oldest first (sorted by name)."""
         return self._folders.index_files()
 
     @_listed
@@ -461,7 +461,8 @@ class StoreLayout:
     def is_sure_of(self, bound: int | None) -> bool:
         """Whether a broken frame before ``bound`` is certainly damage, and cannot be the log's end.
 
-        If not, RocketMQ's last recovery may have ended the log there, after a clean shutdown.
+        If the result is False, RocketMQ's last recovery may have ended the log there, after a clean
+        shutdown.
         """
         if bound is None:
             return False

@@ -267,8 +267,9 @@ def find_stores(
 def _without_links(paths: Iterable[str]) -> tuple[str, ...]:
     """If several paths lead to the same folder, keep one of them, and leave out symbolic links.
 
-    Without this, each message of the store would be read twice. If all paths to a folder are links,
-    the function keeps a link that has the folder's name. If there is none, it keeps the first link.
+    If a read got several paths of one store, it would read each message several times. If all paths
+    to a folder are links, the function keeps a link that has the folder's name. If no link has this
+    name, it keeps the first link.
     """
     given = tuple(paths)
     kept: dict[str, tuple[int, str]] = {}
@@ -441,8 +442,8 @@ def _telling_end(path: tuple[str, ...], paths: list[tuple[str, ...]]) -> str:
 # --------------------------------------------------------------------------------------------------
 # Places inside of stores
 #
-# A command or a job must not write into a store, because the files would count as files of the
-# store, or would be reported as strange.
+# A command or a job must not write into a store, because readers would use the written files as
+# files of the store, or verify would report them.
 
 _LINKED: Final = (COMMIT_LOG, CONSUME_QUEUE, BATCH_QUEUE, INDEX, CONFIG, SIDECAR)
 """Folders of a store that are often links to another disk."""

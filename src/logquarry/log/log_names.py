@@ -4,10 +4,11 @@ A file's name is the physical offset of its first byte. Each frame contains its 
 (PHYSICALOFFSET), so the right name of a file can be computed from its frames. Rules:
 
 - If the first frame agrees with the name, the name is right.
-- Otherwise whole frames with correct CRCs are read at several positions. If at least two of them
-  agree with the name, the name is right, and the first frames are displaced. Otherwise the file
-  offset that most of these frames imply is right, so one damaged PHYSICALOFFSET does no harm. Stale
-  frames (left by an earlier truncation) imply the same file offset as the others.
+- If the first frame does not agree, whole frames with correct CRCs are read at several positions.
+  If at least two of them agree with the name, the name is right, and the first frames are
+  displaced. If fewer agree, the file offset that most of these frames imply is right, so one
+  damaged PHYSICALOFFSET does no harm. Stale frames (left by an earlier truncation) imply the same
+  file offset as the others.
 - A file without a frame keeps its name, unless another file needs that name.
 - If the frames of two files imply the same file offset, the file whose name is a different offset
   is a copy.
@@ -48,7 +49,7 @@ RENAMING: Final = ".renaming"
 name.
 """
 _LEAST_FRAMES: Final = 2
-"""If a file's name fits the names of the other files, the name counts as wrong only if at least
+"""If a file's name fits the names of the other files, the name is treated as wrong only if at least
 this number of frames contradict it. One frame is enough if a queue has the frame's physical offset.
 Likewise, the queues contradict a file only if at least this number of entries differ from its
 frames.
@@ -341,8 +342,8 @@ class _Identification:
 
     def _place_strays(self, strays: dict[int, _Item]) -> None:
         # Add files to the log if their names are not offsets, but their frames show one. A file
-        # before the log's start is added only if it ends where the log starts, because it is
-        # otherwise probably a copy of an expired file.
+        # before the log's start is added only if it ends where the log starts. Any other file
+        # before the start is probably a copy of an expired file.
         bases = [*self._right, *self._placed]
         start = min(bases, default=None)
         last = max(bases, default=None)
@@ -364,8 +365,8 @@ class _Identification:
         self._doubts.append((other.path, reason))
 
     def _is_copy(self, item: _Item) -> None:
-        # Report a copy only if its name is an offset, because readers ignore files with other
-        # names.
+        # Report a copy only if its name is an offset, because readers ignore files whose names are
+        # not offsets.
         if item.named is not None:
             assert item.base is not None
             name = f"{item.base:0{NAME_DIGITS}d}"
@@ -440,7 +441,7 @@ class _Identification:
         """True if a queue has the physical offset of one of the file's frames.
 
         False if the queues have other offsets for all frames that were compared, and these are at
-        least _LEAST_FRAMES frames. Otherwise None.
+        least _LEAST_FRAMES frames. None in all other cases.
         """
         others = 0
         for one in item.frames:

@@ -86,7 +86,7 @@ class LogPlace:
 
     ``evidence`` lists the folders, files or settings from which ``feature`` was inferred. The error
     message contains ``reason`` and ``advice``. ``reason`` is a clause. ``advice`` is the next step;
-    None stands for the usual next step for the feature.
+    None means the usual next step for the feature.
     """
 
     feature: str
@@ -321,7 +321,7 @@ def _numbered(filesystem: FileSystem, folder: str, *, must_read: bool = False) -
     except StoreNotFound:
         if must_read:
             raise
-        # This user may not read the folder. For example, lost+found belongs to the file system.
+        # The user has no permission to read the folder, for example lost+found.
         return {}
     return {int(e.name): e.size for e in entries if not e.is_dir and is_offset_name(e.name)}
 

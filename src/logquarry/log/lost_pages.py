@@ -12,10 +12,10 @@ Readers then copy their windows (:class:`logquarry.log.readable.ReadableMap`), a
 ``pwrite`` (:class:`logquarry.disk.write_buffers.FileCopy`).
 
 If another handler, for example that of ``faulthandler``, has replaced this handler, the next call
-of :func:`watch` installs this handler again. The handler passes a signal to the earlier handler if
-the address is in no watched map, if a process sent the signal, or if the access was misaligned.
-``LOGQUARRY_SIGBUS=off`` prevents the installation, for example if a Java virtual machine in this
-process must handle SIGBUS.
+of :func:`watch` installs this handler again. The handler passes a signal to the handler that it has
+replaced if the address is in no watched map, if a process sent the signal, or if the access was
+misaligned. ``LOGQUARRY_SIGBUS=off`` prevents the installation, for example if a Java virtual
+machine in this process must handle SIGBUS.
 """
 
 from __future__ import annotations

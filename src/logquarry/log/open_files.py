@@ -236,7 +236,7 @@ class LogBytes:
         """Search a range for a sound frame, or a file that begins with a blank. Return the physical
         offset of the first one; None if there is none.
 
-        The log's first file does not count if it begins with a blank.
+        A blank at the start of the log's first file is ignored.
         """
         for index, file in enumerate(self.files.files):
             if file.base + self.files.file_size <= start or self.size(file) == 0:

@@ -1,15 +1,15 @@
 """Maps files so that an unreadable page does not end the process.
 
 A read of a mapped page raises SIGBUS if the disk does not deliver the page, or if another program
-truncated the file. So :class:`ReadableMap` probes each page before a reader gets a window.
-``MADV_POPULATE_READ`` (Linux 5.14) loads the page, and returns an error instead of a signal. On
-other systems, ``pread`` reads the page.
+truncated the file. So :class:`ReadableMap` probes each page before a reader gets a window (the
+bytes of a part of the file). ``MADV_POPULATE_READ`` (Linux 5.14) loads the page, and returns an
+error instead of a signal. On other systems, ``pread`` reads the page.
 
 An unreadable page has ``FILL`` bytes in the window, and no frame or entry begins with these bytes.
 If a page becomes unreadable after its probe, the handler of SIGBUS
 (:mod:`logquarry.log.lost_pages`) puts ``FILL`` bytes in its place too; the page is then *lost*. A
-decoder may take ``FILL`` bytes for data. So a caller that decodes bytes without a CRC must call
-:func:`first_unreadable` afterwards.
+decoder may decode ``FILL`` bytes as if they were data. So a caller that decodes bytes without a CRC
+must call :func:`first_unreadable` afterwards.
 
 Without a handler of SIGBUS, a lost page ends the process. So if no handler watches a map, ``pread``
 copies the bytes into the windows, and no window shows the map itself.
@@ -47,7 +47,9 @@ UNREADABLE: Final = DamageKind.UNREADABLE.label
 FILL: Final = b"\xff"
 """The byte in a window for each unreadable byte of the file."""
 BLOCK: Final = 4096
-"""Bytes of a block. A block with an unreadable byte counts as unreadable."""
+"""Bytes of a block. If one byte of a block cannot be read, the whole block is reported as
+unreadable.
+"""
 CHUNK: Final = 128 << 10
 """Number of bytes that are probed together. At a page fault, the system reads the same number of
 bytes ahead.
@@ -296,8 +298,8 @@ class ReadableMap:
     def window(self, start: int, length: int) -> memoryview:
         """Return at least ``length`` bytes from a position, or all bytes up to the map's end.
 
-        The window is a copy if this object has a ``descriptor``, or if one of its chunks has
-        unreadable bytes. Otherwise it is a part of the map.
+        The window is a copy if this object has a ``descriptor``, or if one of the window's chunks
+        has unreadable bytes. In all other cases, the window is a part of the map.
         """
         stop = min(self._size, start + length)
         if start >= stop:

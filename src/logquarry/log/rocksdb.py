@@ -256,8 +256,8 @@ def read_config(filesystem: FileSystem, file: str) -> bytes:
 
 
 def tables_in_rocksdb(filesystem: FileSystem) -> dict[str, bytes] | None:
-    """Return all documents that RocksDB has, by the name of the JSON file; None if one cannot be
-    read.
+    """Return name of the JSON file -> document, for all documents that RocksDB has; None if a
+    document cannot be read.
     """
     found = [file for file in CONFIG_TABLES if place_of(filesystem, file) is not None]
     try:
@@ -322,7 +322,7 @@ _NUMBERS_OF_FILE: Final = {
     _Tag.NEW_FILE_4: (3, 2),
 }
 """Tag of a new file -> how many numbers precede and follow its smallest and largest key. The second
-number is the number of the file.
+of the preceding numbers is the number of the file.
 """
 _LAST_FIELD: Final = 1
 """Ends the further fields of a new file."""

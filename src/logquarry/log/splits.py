@@ -96,8 +96,8 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
 
 
 def _frame_end(reader: LogReader, offset: int) -> int:
-    """Return the end of the frame that contains ``offset``; ``offset`` if the chain of frames ends
-    before it.
+    """Return the end of the frame that contains ``offset``; ``offset`` if the frames that follow
+    each other without a break end before it.
     """
     file = reader.files.at(offset)
     for event in reader.chain(offset if file is None else file.base):

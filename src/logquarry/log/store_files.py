@@ -203,8 +203,8 @@ def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
     """
     sizes = {file.size for files in sequences for file in files if file.size}
     shown = shown_sizes(sequences)
-    # If the names of the files do not show the full size, it can be the size of any file. It can
-    # also be larger than all files, because all files may be short.
+    # If the names of the files do not show the full size, it can be the size of any file. The full
+    # size can also be larger than all files, because all files may be short.
     return not sizes or size in (shown or sizes) or (not shown and size > max(sizes))
 
 
@@ -227,7 +227,7 @@ def size_of(files: tuple[StoreFile, ...]) -> int:
         # A file of another store can have another size, and a name between the names of two files.
         return max(shown, key=lambda size: (shown[size], -size))
     # The distance between two files' names is the exact size if no file is missing between them.
-    # Otherwise it is a multiple of the size.
+    # If files are missing, it is a multiple of the size.
     return min(steps) if steps and any(f.size == min(steps) for f in files) else largest
 
 
@@ -267,7 +267,7 @@ class StoreFolders:
         return tuple(sorted(names))
 
     def index_files(self) -> tuple[Entry, ...]:
-        """Return the index files by name, oldest first."""
+        """Return the index files, oldest first (sorted by name)."""
         found: list[Entry] = []
         for entry in self.filesystem.list(INDEX):
             if not entry.is_dir and is_index_name(entry.name):

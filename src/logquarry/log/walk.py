@@ -2,15 +2,16 @@
 
 If the walk finds bytes that are no valid frame, it searches for the next sound frame (resync).
 If the walk finds a sound frame that belongs to the log, the bytes before this frame are damage, and
-the walk continues at this frame. Otherwise the bytes are a torn tail or stale frames, and the log
-ends. Reads and verify use this decision. A recovery instead decides by the rules in
+the walk continues at this frame. If there is no such frame, the bytes are a torn tail or stale
+frames, and the log ends. Reads and verify decide in this way. A recovery decides by the rules in
 :mod:`logquarry.repair.audit.log`. The search can recognize a frame, because each frame contains its
 own physical offset.
 
-After a clean shutdown, the log ends at the first break of the chain of frames at or after
-``bound``, and sound frames after the end are stale. There is no bound if a writer has the store
-open, or if the store crashed and has no durable offset (:mod:`logquarry.format.checkpoint`). Then
-all sound frames belong to the log.
+Frames and blanks that follow each other without other bytes between them form a chain. ``bound`` is
+an offset up to which the log is known to reach. After a clean shutdown, the log ends at the first
+break of the chain at or after ``bound``, and sound frames after the end are stale. There is no
+bound if a writer has the store open, or if the store crashed and has no durable offset
+(:mod:`logquarry.format.checkpoint`). Then all sound frames belong to the log.
 
 A break of the chain before the bound is damage inside the log in two cases: the durable offset is
 at or above the bound, or the store crashed.
@@ -233,7 +234,9 @@ class LogReader(LogBytes):
                 return
 
     def chain_end(self, start: int) -> int:
-        """Return the end of the unbroken chain from ``start``; ``start`` if there is no chain."""
+        """Return the offset after the last frame or blank of :meth:`chain`; ``start`` if neither
+        starts there.
+        """
         end = start
         for event in self.chain(start):
             end = event.end
@@ -329,8 +332,8 @@ class LogReader(LogBytes):
         return broken(damage.label, reason)
 
     def _is_expired(self, file: StoreFile) -> bool:
-        """Whether retention deleted the file during the walk. This is so if all earlier files are
-        deleted too.
+        """Whether retention deleted the file during the walk. If retention did so, all files before
+        it are deleted too.
         """
         if not file.size or not isinstance(self.view(file), GoneFile):
             return False
@@ -396,9 +399,8 @@ class LogReader(LogBytes):
         return DamagedSpan(position, last - position, TORN_TAIL, reason, path), last
 
     def _synced_after(self, position: int) -> int:
-        """Return the number of synced bytes that are missing after a position. These are all bytes
-        up to the durable offset. But if the writer has just created the file at the position, no
-        byte is missing.
+        """Return the number of synced bytes that are missing after a position: all bytes up to the
+        durable offset. If the writer has just created the file at the position, no byte is missing.
         """
 
         durable = self.layout.durable_end

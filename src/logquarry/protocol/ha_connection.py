@@ -10,7 +10,8 @@ slave has no bytes, and the master chooses where to start. Each later report ack
 before its offset. A transfer can end in the middle of a frame.
 
 The caller passes received bytes and the time, and gets events and the bytes to send. The network
-can divide the bytes of a transfer at any place. This changes only the number of events.
+can divide the bytes of a transfer at any place. How they are divided changes only the number of
+events.
 
 A connection keeps received bytes only if they are an incomplete header or an incomplete report. If
 a peer sends invalid bytes, :class:`~logquarry.errors.ProtocolViolation` is raised. A slave's report
@@ -81,8 +82,7 @@ class MasterConnection:
         self._received = received[whole:]
         events: list[ha.MasterEvent] = []
         for (offset,) in ha.REPORT.struct.iter_unpack(received[:whole]):
-            # Only a complete report counts as a sign that the slave is alive, and not a part of
-            # one.
+            # Only a complete report shows that the slave is alive. A part of a report does not.
             self._heard_ms = now_ms
             self._report(offset, log, events)
         return events

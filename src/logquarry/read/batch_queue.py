@@ -149,8 +149,8 @@ class BatchQueue(FileQueue):
     """A batch queue, read from its files."""
 
     entry_size = batch.ENTRY_SIZE
-    # Files have no fixed number of queue offsets, so a ``get`` is not limited to one file. This
-    # number is larger than any queue offset.
+    # Files have no fixed number of queue offsets, so a ``get`` is not limited to one file.
+    # ``units_per_file`` is therefore larger than any queue offset.
     units_per_file = 1 << 62
     is_batch = True
 

@@ -124,8 +124,8 @@ class CompactedGets:
         return low, max(high, compacted.max_offset)
 
     def queue_at(self, queue: Queue, offset: int) -> Queue:
-        """Return the queue that a get from this queue offset reads: the compacted queue if the
-        offset is before the end of this queue, else the consume queue.
+        """Return the queue that a get from this queue offset reads: the compacted queue if it ends
+        after the offset, else the consume queue.
         """
         compacted, _ = self._opened(queue)
         return compacted if offset < compacted.max_offset else queue

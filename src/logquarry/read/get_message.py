@@ -2,8 +2,8 @@
 
 A get with tags compares the hashes of these tags with the tags codes of the queue's entries.
 
-A get checks the CRC of each message at once. The fields of a message are decoded when one of them
-is used for the first time.
+A get checks the CRC of each message at once. The fields of a message are decoded when a caller
+reads a field for the first time.
 """
 
 from __future__ import annotations
@@ -224,8 +224,8 @@ class GotMessages(GotBlock, Sequence[StoredMessage]):
 
 
 LEAST_UNITS: Final = 16_000 // UNIT_SIZE
-"""Maximum number of entries that one ``get`` reads, unless its ``max_count`` is larger. A larger
-``max_count`` is then the maximum.
+"""Maximum number of entries that one ``get`` reads, unless its ``max_count`` is larger. Then
+``max_count`` is the maximum.
 
 Java's loop ends at the first multiple of the entry size that is at least 16,000 bytes.
 """
@@ -318,7 +318,7 @@ def get_message(
     With ``tags``, the get checks each message twice. As in RocketMQ's store, the hash of its tag
     (the tags code) must equal the hash of a wanted tag. As in RocketMQ's consumers, its tag must be
     a wanted tag. The get skips messages in ``known_damage``, the physical offsets that a recovery
-    has noted as damaged.
+    has recorded as damaged.
 
     Raises:
         CorruptFrame: if the first message has damage that is not in ``known_damage``. If a later
@@ -468,7 +468,7 @@ def may_match(tags_code: int, codes: Collection[int]) -> bool:
 
 
 def memory_start(log: CommitLog, limits: TransferLimits) -> int:
-    """Return the physical offset from which on messages count as in memory
+    """Return the lowest physical offset whose message is assumed to be in memory
     (``checkInDiskByCommitOffset``).
     """
     # If the whole log is in memory, do not search for the log's end, because the search takes long.

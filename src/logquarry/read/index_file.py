@@ -3,7 +3,7 @@ point to. Also infers the shape of a file, its numbers of slots and entries.
 
 The entries of a slot form a chain, from the newest to the oldest. A query follows a chain only to
 older entries, so it ends even if a pointer is damaged. A read raises no error for damaged bytes. If
-a file is too short, the entries after its end count as missing.
+a file is too short, the entries after its end are treated as missing.
 """
 
 from __future__ import annotations
@@ -199,8 +199,8 @@ class IndexFile:
 
     @property
     def header(self) -> IndexHeader:
-        """The header, read again at each access. If the file is too short, missing bytes count as
-        zeros.
+        """The header, read again at each access. If the file is too short, missing bytes are
+        treated as zeros.
         """
         # When Java opens a file that is too short, it extends the file with zeros.
         data = bytes(self._reader.read(self.path, 0, HEADER.size))
@@ -346,8 +346,8 @@ LARGEST_MESSAGE: Final = 64 << 20
 _ENTRIES_AT_ONCE: Final = 1 << 20
 _LEAST_APART: Final = 2
 """If the last message in the index starts a file or more after the log's end, at least this number
-of messages in the index must start after the log's end. Otherwise the index is ignored, because a
-single such entry may be damaged.
+of messages in the index must start after the log's end. If there are fewer, the index is ignored,
+because a single such entry may be damaged.
 """
 
 

@@ -1,8 +1,9 @@
-"""Finds the end of a log, the messages that it has lost, and the damage that a recovery has noted.
+"""Finds the end of a log, the messages that it has lost, and the damage that a recovery has
+recorded.
 
 - If a durable offset is recorded (:mod:`logquarry.format.checkpoint`), the log reaches at least to
-  this offset, even after a crash. A break in the chain of frames before the durable offset is
-  damage.
+  this offset, even after a crash. A break in the chain of frames (other bytes between two frames)
+  before the durable offset is damage.
 - If no durable offset is recorded, but the store was shut down cleanly, every message was
   dispatched to its queue. So the log reaches at least to the end of the last message that a queue
   entry points to. If the chain of frames continues there, the log reaches to the end of the chain.
@@ -80,7 +81,7 @@ class DamageMap:
 
 
 def known_damage(layout: StoreLayout) -> DamageMap:
-    """Return the damage that the last recovery by logquarry noted in a store."""
+    """Return the damage that the last recovery by logquarry recorded in a store."""
     try:
         document = json.loads(layout.filesystem.read(DAMAGE))
         spans = [Span(int(span["offset"]), int(span["length"])) for span in document["damage"]]
@@ -163,7 +164,7 @@ def log_bound(layout: StoreLayout, entries: FindEntries | None = None) -> int | 
     Does not read the log. For a walk over the log, pass the result to :func:`sound_bound`. The
     result is None if:
 
-    - a process has the store open to write;
+    - a process has the store open for writing;
     - there is no durable offset, and no queue has an entry;
     - there is no durable offset, an ``abort`` file shows a crash, and no queue entry points to a
       missing or empty file after the log's last file.
@@ -182,9 +183,9 @@ def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
     """Return the end of the log, given the result of :func:`log_bound` (``bound``).
 
     If :meth:`StoreLayout.is_sure_of` shows that every broken frame before ``bound`` is damage, the
-    function returns ``bound``. Otherwise, the first broken frame in the last log file can be the
-    log's end. Then the function reads this file, checks CRCs, and returns the end of the chain of
-    sound frames, or ``bound`` if the chain reaches it.
+    function returns ``bound``. If it does not show this, the first broken frame in the last log
+    file can be the log's end. Then the function reads this file, checks CRCs, and returns the end
+    of the chain of sound frames, or ``bound`` if the chain reaches it.
     """
     if layout.is_sure_of(bound):
         return bound
@@ -247,7 +248,8 @@ class LogFrontier:
     no message of the log. So the end is:
 
     - if the durable offset is known: the durable offset;
-    - if a process has the store open, or may have it open: the end of the unbroken chain of frames;
+    - if a process has the store open, or may have it open: the end of the frames that follow each
+    other without a break;
     - if the store was not shut down cleanly and no process has it open: the end of the last sound
       frame;
     - if the store was shut down cleanly: the end of the chain of frames that starts after the last
@@ -337,9 +339,9 @@ class LogFrontier:
     def _chain_end(self, layout: StoreLayout, known: int, *, is_live: bool) -> int:
         log = layout.commit_log
         reader = LogReader(layout, live=True)
-        # Start in the last file with a frame, even if the known offset is in an earlier file. The
-        # bytes in between are part of the log in any case: a reader finds out later whether they
-        # are frames or damage.
+        # Start in the last file with a frame, even if the known offset is in an earlier file. All
+        # bytes before this start are part of the log: a reader finds out later whether they are
+        # frames or damage.
         start = last_file_start(layout)
         start = log.start if start is None else start
         at = known if start <= known < log.end else start
@@ -364,7 +366,7 @@ class LogFrontier:
 
         A reader does not read these frames yet. RocketMQ's recovery may have truncated the log at
         the break, but only in memory; the writer then overwrites the frames. Once the writer
-        begins a new file, the break counts as damage, and readers read the frames after it.
+        begins a new file, the break is damage, and readers read the frames after it.
         """
         found = reader.find(end + 1, reader.files.end)
         if found is not None:
@@ -454,10 +456,10 @@ def lost_messages(
     """Count the messages that queues and index point to in damaged ranges of the log, or after its
     end.
 
-    Reads all queue entries. A message in several queues counts once. Each message of an inner batch
-    counts, but the bytes of the batch count once. The bytes of a message that only the index has
-    are an estimate. ``spans``, the damaged ranges, must be in the order of the log. Without
-    ``log_end``, only messages in ``spans`` count.
+    Reads all queue entries. A message in several queues is counted once. Each message of an inner
+    batch is counted, but the bytes of the batch only once. The bytes of a message that only the
+    index has are an estimate. ``spans``, the damaged ranges, must be in the order of the log.
+    Without ``log_end``, only messages in ``spans`` are counted.
     """
     # Ignore entries that point to ``limit`` or later. Such an entry is damaged, so it does not
     # prove that a message is lost.

@@ -54,7 +54,7 @@ def count_units(
     """Count the entries that point to a message between two physical offsets.
 
     With ``is_batch``, several neighbouring entries may point to the same frame. The bytes of the
-    frame then count once.
+    frame are then counted once.
     """
     if is_batch:
         firsts = units[np.append(True, np.diff(units["physical_offset"]) != 0)[: len(units)]]
@@ -269,7 +269,7 @@ class QueueBuilder:
         return self
 
     def queues(self) -> Mapping[QueueKey, LogQueue]:
-        """Return the queues by topic and queue id."""
+        """Return (topic, queue id) -> queue."""
         room = self.config.queue_file_size or (
             queue_entry.UNIT_SIZE * queue_entry.DEFAULT_UNITS_PER_FILE
         )

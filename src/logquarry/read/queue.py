@@ -80,7 +80,7 @@ class Queue(ABC):
 
     @property
     def entry_end(self) -> int:
-        """Number of the entry after the last one; entries in deleted files count too."""
+        """Number of entries before the queue's end, including the entries in deleted files."""
         return self.max_offset
 
     def bounds(self) -> tuple[int, int]:
@@ -297,7 +297,7 @@ class FileQueue(Queue):
 
     @property
     def entry_end(self) -> int:
-        """The position after the last written entry, in entries after the queue's start."""
+        """The end of the last written entry, in entries from the queue's start."""
         if not self.files:
             return 0
         index, count = self._tail_position()
@@ -358,9 +358,10 @@ class ConsumeQueue(FileQueue):
     def min_offset(self) -> int:
         """The first queue offset whose message is still in the log.
 
-        QUIRK: ``correctMinOffset`` reads only the first file. If all messages of its entries have
-        expired, the min offset is 0, although later files may have entries. If the messages of the
-        last file have expired too, the min offset in a RocketMQ 5 store is the max offset.
+        QUIRK: ``correctMinOffset`` reads only the first file. If the messages of all entries in the
+        first file have expired, the min offset is 0, although later files may have entries. If the
+        messages of the last file have expired too, the min offset in a RocketMQ 5 store is the max
+        offset.
         """
         if self._min_offset is None:
             self._min_offset = self._find_min()
@@ -459,8 +460,8 @@ class ConsumeQueue(FileQueue):
             index, count = index + 1, 0
         stop = min(count + _FIRST_CHUNK, self._room(index))
         has_later = is_written(self._read_units(index, count + 1, stop)).any()
-        # A running broker writes entries in ascending order. So read the first entry after the
-        # later ones: if it is still missing, it was lost.
+        # A running broker writes entries in ascending order. So read the missing entry again, after
+        # the later entries: if it is still missing, it was lost.
         if has_later and not is_written(self._read_units(index, count, count + 1)).any():
             self.warn_of_gap(self.files[index].base // UNIT_SIZE + count)
 

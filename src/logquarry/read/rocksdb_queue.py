@@ -165,8 +165,8 @@ def _arrays(keys: list[bytes], values: list[bytes]) -> tuple[Int64, RocksEntries
 def open_queues(layout: StoreLayout) -> QueueDb | None:
     """Open the queues in RocksDB; None if readers must make the queues from the log.
 
-    Readers must do this if the store has no queues in RocksDB, if the package ``rocksdict`` is
-    missing, or if RocksDB cannot read its files.
+    Readers must make them from the log if the store has no queues in RocksDB, if the package
+    ``rocksdict`` is missing, or if RocksDB cannot read its files.
     """
     folders = rocksdb_folders(layout)
     if not folders or not is_installed():
@@ -234,8 +234,8 @@ class RocksQueue(Queue):
     ``last_place`` is the physical offset of the last message in RocksDB.
     """
 
-    # RocksDB has no queue files, so a get is not limited to one file. This number is larger than
-    # any queue offset.
+    # RocksDB has no queue files, so a get is not limited to one file. ``units_per_file`` is
+    # therefore larger than any queue offset.
     units_per_file = 1 << 62
     files: tuple[StoreFile, ...] = ()
 
@@ -353,8 +353,8 @@ class RocksQueue(Queue):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """The first queue offset of a message stored at ``timestamp`` or later; else the last queue
-        offset.
+        """The first queue offset of a message stored at ``timestamp`` or later; if there is none,
+        the last queue offset.
 
         If all messages are older, the result differs from that of the broker's search
         (``BoundaryType.LOWER``), which returns the queue's end.

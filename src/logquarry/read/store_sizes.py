@@ -227,9 +227,9 @@ def _is_cut_short(layout: StoreLayout, lasts: LastEntries | None) -> bool:
     """Whether the only file of the log is shorter than its writer made it.
 
     The last bytes of a complete log file are zeros, a blank, or old bytes after a blank. So if they
-    are neither zeros nor a blank, the file counts as cut short only under two more conditions: a
-    queue points to a message whose end is not in the file, and the file has no blank. A file with a
-    blank is complete, and only later files are missing.
+    are neither zeros nor a blank, the file may be cut short. The result is then true under two more
+    conditions: a queue points to a message whose end is not in the file, and the file has no blank.
+    A file with a blank is complete, and only later files are missing.
     """
     log = layout.commit_log
     if len(log.files) != 1 or log.has_heads:

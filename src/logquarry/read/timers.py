@@ -109,10 +109,10 @@ def timer_of(frame: Frame, queue_offset: int) -> Timer | None:
 
 
 class Timers:
-    """The timer messages that still wait in one store (``waiting``, by queue offset).
+    """The timer messages that still wait in one store; ``waiting`` maps queue offsets to them.
 
-    ``done`` has the slot time of each message that no longer waits, by queue offset. ``stop`` is
-    the queue offset after the last message that was added.
+    ``done`` maps the queue offset of each message that no longer waits to its slot time. ``stop``
+    is the queue offset after the last message that was added.
     """
 
     def __init__(self) -> None:
@@ -215,11 +215,12 @@ class Known(NamedTuple):
     """The deliveries that a caller knows without reading the log.
 
     ``checks`` are contents of the file ``timercheck`` at different times. If a message was in the
-    wheel when one of them was written, and its slot is before the read time in this content, the
-    message was delivered. ``delivered`` has further queue offsets of delivered messages. No message
-    with a queue offset before ``first`` waits. If ``since`` is not None, the caller knows every
-    delivery whose copy lies before this physical offset. For a message that was in the wheel, the
-    caller knows the delivery if the copy is before the physical offset ``wheel_since``.
+    wheel when one of the contents was written, and the message's slot is before the read time in
+    the same content, the message was delivered. ``delivered`` has further queue offsets of
+    delivered messages. No message with a queue offset before ``first`` waits. If ``since`` is not
+    None, the caller knows every delivery whose copy lies before this physical offset. For a message
+    that was in the wheel, the caller knows the delivery if the copy is before the physical offset
+    ``wheel_since``.
     """
 
     checks: Sequence[TimerCheck] = ()
@@ -295,7 +296,7 @@ def read_check(layout: StoreLayout) -> TimerCheck:
     ahead = check.read_time - time.time_ns() // 1_000_000
     if min(check.read_time, check.log_end, check.enqueued) < 0 or ahead > timer.WHEEL_MS:
         # A read time in the far future is an error, because every message in the wheel would then
-        # count as delivered.
+        # seem to be delivered.
         raise ValueError(f"its numbers are impossible: {check}")
     return check
 
@@ -313,8 +314,8 @@ def check_or_none(layout: StoreLayout) -> TimerCheck:
 def timer_queue(layout: StoreLayout) -> Queue | None:
     """Return queue 0 of ``rmq_sys_wheel_timer``; None if there is no such queue.
 
-    If the queue has no files, it is made from RocksDB or the log, unless all queues of the store
-    are in files.
+    If the queue has no files, it is made from RocksDB or the log. But if other queues have files,
+    and the store has no queues in RocksDB, the result is None.
     """
     key = timer.TOPIC, QUEUE_ID
     if key in layout.queue_names:
@@ -361,9 +362,9 @@ def delivered_since(layout: StoreLayout, check: TimerCheck) -> int:
     """Return the physical offset from which on the log must be searched for delivered copies of
     messages that were in the wheel. For earlier copies, ``timercheck`` shows the delivery.
 
-    The broker delivers a slot after the slot's time. So a message whose slot is not before the read
-    time has no delivered copy among the frames stored before the read time. The result is the start
-    of a log file.
+    The broker delivers the messages of a slot after the slot's time. So a message whose slot is not
+    before the read time has no delivered copy among the frames stored before the read time. The
+    result is the start of a log file.
     """
     for file in reversed(layout.commit_log.files):
         try:

@@ -281,8 +281,8 @@ class Replica:
             # data follows. So only two heartbeats in a row show that no data follows.
             self._ahead(offset)
         wrote = self.feed.wrote_offset
-        # If no data follows, a slave without bytes already has the whole log. This happens if the
-        # slave's log is to begin at the end of the master's log.
+        # If no data follows, a slave without bytes already has the whole log: its log is to begin
+        # at the end of the master's log.
         self._has_come = offset == wrote or (not wrote and self._has_beaten)
         self._has_beaten = True
 
@@ -290,8 +290,8 @@ class Replica:
         """Process the master's answer that its log does not have the requested offset.
 
         If the requested offset is before the start of the master's log, ``offset`` is this start.
-        Otherwise, ``offset`` is the end of the master's log. If the call raises nothing, the slave
-        can connect again.
+        If it is after the end of the master's log, ``offset`` is this end. If the call raises
+        nothing, the slave can connect again.
 
         Raises:
             LogsDiverged: if the master's log ends at ``offset``, and this log is not empty.
@@ -326,8 +326,8 @@ class Replica:
 
     @property
     def has_all(self) -> bool:
-        """Whether the slave has the master's whole log. This is so if the master's last message was
-        a heartbeat with the offset of the slave's log end, and all frames are checked.
+        """Whether the slave has the master's whole log: the master's last message was a heartbeat
+        with the end offset of the slave's log, and all frames are checked.
         """
         return self._has_come and self.checked == self.feed.wrote_offset
 
@@ -343,7 +343,7 @@ class Replica:
         vouched = self._vouched
         end = min(vouched, self.feed.sync())
         # Without CRC checks, the log may contain a frame with a wrong CRC. After a power cut, a
-        # recovery would take such a frame for an incomplete one, unless the durable offset on the
-        # disk is after the frame.
+        # recovery would treat such a frame as incomplete, unless the durable offset on the disk is
+        # after the frame.
         self.feed.keep(not self.check_crc)
         return end

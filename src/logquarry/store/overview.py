@@ -86,7 +86,7 @@ class Overview:
     """The result of :func:`overview`. Times are store times in milliseconds.
 
     Attributes:
-        topics: the topics with their queues, by name.
+        topics: the topics with their queues, sorted by name.
         index: the index files, oldest first.
         hint: why some numbers are unknown, and how to get them.
         other_bytes: number of bytes of the log that are not messages of ``topics``: blanks, damage,
@@ -113,9 +113,9 @@ def overview(
 ) -> Overview:
     """Read the contents of a store.
 
-    With ``exact``, or if no queue file has an entry, read the log to count messages and bytes.
-    Otherwise add up the entries of the queues. While the log is read, ``progress`` is called with
-    the number of bytes read and the total number.
+    Without ``exact``, add up the entries of the queues. With ``exact``, or if no queue file has an
+    entry, read the log to count messages and bytes. While the log is read, ``progress`` is called
+    with the number of bytes read and the total number.
     """
     exact = exact or not store.has_queue_files
     queues = [queue for name in store.queues() if (queue := store.queue(*name)) is not None]

@@ -265,7 +265,7 @@ class BaseReader(StoreReads):
         return offset < queue.max_offset
 
     def _require_folder(self) -> None:
-        """Raise StoreNotFound if the folder is gone. Otherwise its queues would seem empty."""
+        """Raise StoreNotFound if the folder is gone, because its queues would seem empty."""
         StoreLayout(self.layout.filesystem, self.layout.config)
 
     def _make_consumers(self) -> Consumers:
@@ -382,7 +382,9 @@ class LiveStore(StoreReads, SingleCalls):
 
     @property
     def bound(self) -> int | None:
-        """The log's end, if frames of an earlier log may follow it in the files; otherwise None."""
+        """The log's end, if stale frames (left by a recovery) may follow it in the files; else
+        None.
+        """
         return self._engine.log.max_offset if self._engine.files.keeps_tails else None
 
     @property
@@ -428,7 +430,7 @@ class LiveStore(StoreReads, SingleCalls):
         layout = layout or self._new_layout()
         return open_queue(layout, topic, queue_id, log_min_offset=self._log.min_offset)
 
-    # Without this line, the abstract method of StoreReads, the first base, would be found.
+    # Without this line, Python would find the abstract method of StoreReads, the first base class.
     get = SingleCalls.get
 
     def _new_layout(self) -> StoreLayout:

@@ -303,7 +303,7 @@ class StoreReads(LogReads):
         Args:
             topics: a topic, or several topics (default: all messages, even those that are in no
                 queue).
-            queue_id: a queue's number.
+            queue_id: the id of a queue (default: all queues).
             tags: the tags to match, such as ``paid || sent``.
             keys: words of the property KEYS, or UNIQ_KEYs. Messages with at least one of these keys
                 match.
@@ -398,9 +398,9 @@ class StoreReads(LogReads):
     ) -> Consumer:
         """Return a consumer: an iterator over the messages that its group has not handled.
 
-        Each message is delivered at least once, and to only one consumer of the group at a time. A
-        message counts as handled when you request the next message. The store writes the offsets of
-        handled messages to ``config/consumerOffset.json`` at these times:
+        Each message is delivered at least once, and to only one consumer of the group at a time.
+        The consumer marks a message as handled when you request the next message. The store writes
+        the offsets of handled messages to ``config/consumerOffset.json`` at these times:
 
         - every ``flush_consumer_offset_interval``
         - when the consumer or the store is closed

@@ -139,7 +139,7 @@ class Services:
 
     @property
     def delays(self) -> Mapping[str, Delays]:
-        """The delays of delivered messages by topic; empty until the delivery is used."""
+        """Topic -> delays of its delivered messages; empty until the delivery is used."""
         made = self._made_deliveries
         return {} if made is None else made[0].delays
 

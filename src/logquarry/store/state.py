@@ -99,13 +99,13 @@ class StoreState:
         consume_queue_disk_ratio: the used part of the disk that holds the queues
             (``consumeQueueDiskRatio``).
         dispatch_behind: number of bytes at the log's end that are not dispatched to the queues yet.
-            If another process writes the store, this counts all bytes after the last message in a
-            queue, even a blank.
+            If another process writes the store, the number includes all bytes after the last
+            message in a queue, even a blank.
         flush_behind: number of bytes at the log's end that are not known to be synced; None if the
             store has no record of the durable offset and ``state`` is not ``closed``.
         retained: for each topic, the number of messages in its queues that are still in the log,
-            and their bytes. With multi-dispatch, a message has entries in several queues, and
-            counts in the topic of each.
+            and their bytes. With multi-dispatch, a message has entries in several queues, and is
+            counted in the topic of each queue.
         consumer_lag: for each group and topic in ``config/consumerOffset.json``, the number of
             messages that the group has not committed.
         delay_levels: for each delay level with a queue, the progress of its delivery.
@@ -301,7 +301,7 @@ def _delay_levels(layout: StoreLayout, queues: list[Queue]) -> tuple[DelayLevel,
 class HalfMessage:
     """An open half message.
 
-    For a PREPARED message of 3.x, ``queue_offset`` is its state table number.
+    For a PREPARED message of 3.x, ``queue_offset`` is the index of its entry in the state table.
     """
 
     queue_id: int

@@ -24,8 +24,8 @@ _MS: Final = 1_000
 
 
 class Rates(NamedTuple):
-    """Averages per second over the last 10, 60 and 600 seconds. If the store was opened only after
-    the start of this time, the average begins at the opening.
+    """Averages per second over the last 10, 60 and 600 seconds. If the store has been open for a
+    shorter time, the average begins at the opening.
     """
 
     last_10_s: float
@@ -39,8 +39,8 @@ class StoreStats:
 
     Attributes:
         seconds: seconds since the store was opened.
-        put_messages: number of messages that were put. A batch counts as the number of its
-            messages.
+        put_messages: number of messages that were put. The messages of a batch are counted one by
+            one.
         put_bytes: total size in the log of the messages that were put.
         put_failed: number of puts that the store refused (``putMessageFailedTimes``).
         put_times: number of puts in each class of durations (``putMessageDistributeTime``). The

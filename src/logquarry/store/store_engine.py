@@ -373,8 +373,8 @@ class StoreEngine:
     def close(self) -> None:
         """Close the store, cleanly if possible. A second call does nothing.
 
-        If a listener or a callback of a put calls this method, it raises UsageError, because the
-        thread of the listener would have to wait for its own end.
+        If a listener or a callback of a put calls this method, the method raises UsageError,
+        because the thread of the listener would have to wait for its own end.
         """
         if self.health.is_forked:
             return
@@ -412,7 +412,8 @@ class StoreEngine:
     def _stop_services(self) -> None:
         """If an exception such as Ctrl-C has interrupted the closing, stop the services.
 
-        Otherwise a service could write files that are closed, or that the next writer has open.
+        A service that is still running could write files that are closed, or that the next writer
+        has open.
         """
         if not self._are_stopped:
             for service in reversed(self._services):
@@ -421,7 +422,7 @@ class StoreEngine:
 
     def _close_in_order(self) -> str | None:
         """Sync all files, and delete ``abort``. Return what failed; None if nothing failed."""
-        # The master should be closed by now, so no slave will acknowledge the messages.
+        # The replication server should be closed by now, so no slave will acknowledge the messages.
         self.replicas.end()
         self.retention.end()
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]
@@ -436,7 +437,8 @@ class StoreEngine:
             log_end = self.log.wrote_offset
             self.files.close()
             if self.files.keeps_tails:
-                # Entries and bytes of an earlier log may follow the log's end, so save the end.
+                # Bytes and queue entries that a recovery left may follow the log's end, so record
+                # the end.
                 note_end(self.disk, self.root, log_end)
             if failure is not None:
                 return f"not all of the log is dispatched: {failure}"

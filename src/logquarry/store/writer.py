@@ -139,8 +139,9 @@ class BaseWriter(LiveStore):
             StoreUnavailable: in the same cases as :meth:`put`. The attribute ``appended`` of the
                 error is the result for those messages that were appended before the error, or None.
             MessageRejected: if a message violates a rule of the store; the attribute ``index`` is
-                its number. In most cases nothing is appended. But if multi-dispatch makes a message
-                too large, the messages before it are appended, and ``appended`` is their result.
+                its index, from 0. In most cases nothing is appended. But if multi-dispatch makes a
+                message too large, the messages before it are appended, and ``appended`` is their
+                result.
             UsageError: if a message is invalid. In this case nothing is appended.
         """
         return self._put_many(lambda: self._many.put_many(messages))
@@ -453,8 +454,9 @@ class BaseWriter(LiveStore):
         """Close the store. A second call does nothing.
 
         The call first stops consumers and services, then the puts. Then the log is dispatched and
-        synced, and ``abort`` is deleted. If that fails, ``abort`` is kept, and ``close_problem`` is
-        the cause, which is also logged. The next opening then recovers the store.
+        synced, and ``abort`` is deleted. If one of these steps fails, ``abort`` is kept, and
+        ``close_problem`` is the cause, which is also logged. The next opening then recovers the
+        store.
 
         Raises:
             UsageError: if a listener of the store or a callback of a put calls this method; its

@@ -43,7 +43,8 @@ class StoreFiles:
 
     Attributes:
         config: the settings of the store, completed with the sizes of its files.
-        keeps_tails: whether bytes of an earlier log may follow the log's end in its files.
+        keeps_tails: whether stale frames, which a recovery left, may follow the log's end in its
+        files.
         pool: memory into which puts write before the commit copies it to the files; None if puts
             write directly to the files.
         transactions: the state table and redo log, which only dialect 3.1 has; None in another
@@ -318,8 +319,8 @@ class LogFeed:
         """Save the offset before which all bytes are synced and belong to whole frames
         (:meth:`vouch`). The next opening of the store keeps the bytes before this offset.
 
-        With ``durably``, sync the saved offset too, so that it survives a power cut. This is not
-        necessary if all frames are undamaged, because a recovery keeps undamaged frames anyway.
+        With ``durably``, sync the saved offset too, so that it survives a power cut. If all frames
+        are undamaged, this sync is not necessary, because a recovery keeps undamaged frames.
         """
         # vouch() may have raised the limit of the durable offset after the last sync, so apply the
         # synced offset again.
@@ -363,8 +364,8 @@ class LogFeed:
         """Remove the copied bytes of another store's log that are after the last offset passed to
         :meth:`vouch`.
 
-        These bytes usually end inside a message. The zeros after them in the file could be mistaken
-        for the rest of the message.
+        The copied bytes usually end inside a message. The zeros after them in the file could be
+        mistaken for the rest of the message.
         """
         vouched = self.dispatcher.limit
         if vouched is None or vouched >= self._log.wrote_offset or not self.writer.has_foreign:

@@ -78,7 +78,7 @@ class Faults:
     """The faults of one disk.
 
     Attributes:
-        counts: number of calls by name.
+        counts: name of a disk call -> number of calls.
         stops_at: number of the call before which the process dies; None if it never dies.
     """
 
@@ -168,7 +168,7 @@ class CrashImage:
 
     Attributes:
         folders: the folders, each after its parent.
-        links: each further name of a file, with the file's first name.
+        links: path of a hard link -> path of the same file in ``files``.
     """
 
     folders: tuple[str, ...] = ()

@@ -105,7 +105,8 @@ class Seen:
     Attributes:
         queues: for each queue, the messages that a consumer reads; None if the queues were not
             read.
-        keyed: the bodies found by each (topic, key); None if the keys were not queried.
+        keyed: (topic, key) -> bodies of the messages that a query for the key found; None if the
+        keys were not queried.
     """
 
     log: tuple[SeenMessage, ...]
@@ -157,7 +158,7 @@ class Seen:
     def before_torn(self, known: Collection[bytes] = ()) -> Self:
         """Return the messages before the first torn message.
 
-        Torn messages whose bodies are in ``known`` do not count.
+        Torn messages whose bodies are in ``known`` are ignored.
         """
         torn = (n for n, m in enumerate(self.log) if m.is_torn and m.body not in known)
         return replace(self, log=self.log[: next(torn, len(self.log))])
@@ -334,7 +335,7 @@ class ModelStore:
         return made
 
     def queue(self, topic: str, queue_id: int) -> list[Put]:
-        """Return the acknowledged puts of a queue, by queue offset."""
+        """Return the acknowledged puts of a queue, sorted by queue offset."""
         found = [
             put
             for put in self.puts

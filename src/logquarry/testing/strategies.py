@@ -244,7 +244,7 @@ class Log:
         return range(self.start, stop, self.file_size)
 
     def named_files(self) -> dict[str, bytes]:
-        """Return the bytes of each file by its path below the store's root."""
+        """Return path below the store's root -> bytes, for each file."""
         return {
             f"{COMMIT_LOG}/{base:0{NAME_DIGITS}d}": data
             for base, data in zip(self.bases(), self.files, strict=True)

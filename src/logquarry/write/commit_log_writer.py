@@ -250,8 +250,8 @@ class CommitLogWriter(LogAppender):
                         # If the message takes no queue offset, still add its queue to the table.
                         self.queue_offsets.setdefault(key, 0)
                 except BaseException:
-                    # Ctrl-C may arrive at any line. If the message is already in the log, its queue
-                    # offset must still be counted.
+                    # Ctrl-C may arrive at any line. If the message is already in the log, the
+                    # queue's next offset must still be raised.
                     if hosts.advances and file.wrote > at:
                         self.queue_offsets[key] = queue_offset + 1
                     raise

@@ -52,7 +52,7 @@ _Message = Message
 
 
 class TopicQueues:
-    """A topic in a ``put_many``: the bytes of its name, its number and its queues' numbers."""
+    """A topic in a ``put_many``: the bytes of its name, its index, and its queues' indexes."""
 
     first: Any
 

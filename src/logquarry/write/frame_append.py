@@ -300,7 +300,7 @@ class FrameAppend:
         ``items`` is a C array of ``Item``. This method sets the sizes in it, and the numbers that
         all messages share. If the clock is the system time, the method calls no Python code while
         it holds the log's lock. So no other thread and no signal handler can run between the write
-        of the bytes and the count of the queue offset.
+        of the bytes and the rise of the queue's next offset.
 
         If the pure-Python version must append the messages, this method changes nothing, and
         returns None or raises OverflowError.

@@ -44,9 +44,9 @@ def load_kernel() -> None:
 class IndexFileWriter:
     """Puts keys into one index file.
 
-    ``before`` is the header of the previous file. The header of a new file starts with the end time
-    and the end offset of ``before``, as its begin and as its end. With ``counts_keys``, the
-    header's ``slots_used`` counts keys instead of chains, as in RocketMQ 3.x.
+    ``before`` is the header of the previous file. The header of a new file first contains the end
+    time and the end offset of ``before``, both as its begin and as its end. With ``counts_keys``,
+    the header's ``slots_used`` counts keys instead of used slots, as in RocketMQ 3.x.
     """
 
     def __init__(
@@ -133,7 +133,9 @@ class IndexFileWriter:
         return entries
 
     def _put_reference(self, hashes: Int64, offsets: Int64, times: Int64, begin: int) -> int:
-        """Write the entries and their chains. Return the number of new chains."""
+        """Write the entries, and link each to the previous entry of its slot. Return the number of
+        slots that were empty before.
+        """
         number, count = self.header.entry_count, len(hashes)
         entries = self._entries(number, count)
         entries["key_hash"] = hashes
@@ -171,10 +173,10 @@ class IndexFileWriter:
 
 
 def _chain(table: Int32, slots: Int64, numbers: Int64) -> tuple[Int64, int]:
-    """Make each new entry the newest entry of its chain.
+    """Make each slot of ``table`` point to its newest entry.
 
-    Return for each new entry the number of the previous entry in its chain, and the number of
-    chains that did not exist before.
+    Return for each new entry the number of the previous entry of its slot, and the number of slots
+    that were empty before.
     """
     order = np.argsort(slots, kind="stable")
     ordered, sorted_numbers = slots[order], numbers[order]
@@ -183,7 +185,7 @@ def _chain(table: Int32, slots: Int64, numbers: Int64) -> tuple[Int64, int]:
     behind = np.empty(len(slots), np.int64)
     behind[1:] = sorted_numbers[:-1]
     found = table[ordered[is_first]].astype(np.int64)
-    # A slot counts as empty if it does not contain the number of an earlier entry.
+    # Treat a slot as empty if it does not contain the number of an earlier entry.
     found[(found <= 0) | (found > numbers[0])] = 0
     behind[is_first] = found
     table[ordered[is_last]] = sorted_numbers[is_last]
@@ -202,7 +204,7 @@ def seconds_since(times: Int64, begin: int) -> Int64:
 def check_room(shape: IndexShape) -> None:
     """Raise UsageError if no key fits into an index file.
 
-    Otherwise the first key would make the writer create files without end.
+    If no key fits, the first key would make the writer create files without end.
     """
     if shape.entries < _LEAST_ENTRIES:
         raise UsageError(
@@ -237,7 +239,7 @@ class IndexWriter:
 
         ``offsets`` and ``times`` (milliseconds) have one element per message, also for messages
         without a key. ``hashes`` and ``numbers`` have one element per key: the hash of the key, and
-        the index of its message.
+        the position of the key's message in ``offsets`` and ``times``.
         """
         if not len(offsets):
             return
@@ -330,15 +332,15 @@ def next_name(last: str, now_ms: int) -> str:
 # Sync the index files, and restore index files that another program deletes.
 #
 # If a RocketMQ broker is started on this store, the broker deletes index files that are newer than
-# the checkpoint, and then fails to take the lock. So logquarry gives a second name (a hard link) to
-# each index file that is newer than the checkpoint. If the broker deletes the file, logquarry
-# restores it from the second name (:mod:`logquarry.disk.folders`).
+# the checkpoint, and then fails to take the lock. So logquarry makes a hard link to each index file
+# that is newer than the checkpoint. If the broker deletes the file, logquarry restores it from the
+# hard link (:mod:`logquarry.disk.name_guard`).
 
 
 class IndexKeeper:
     """Writes and syncs the index files of a store. One thread writes; any thread may flush.
 
-    ``sync_log`` is called before each write of the checkpoint. Otherwise the checkpoint could cover
+    ``sync_log`` is called before each write of the checkpoint, so that the checkpoint never covers
     a message that the log loses in a power cut.
     """
 
@@ -369,9 +371,7 @@ class IndexKeeper:
         self.guard()
 
     def guard(self) -> None:
-        """Give the current file a second name, a hard link. The dispatcher calls this after each
-        run.
-        """
+        """Make a hard link to the current file. The dispatcher calls this method after each run."""
         last = self.writer.last
         if last is not None and last is not self._guarded:
             self._guarded = last
@@ -389,7 +389,7 @@ class IndexKeeper:
         return frozenset(one.file.path.name for one in held)
 
     def check(self) -> None:
-        """If another program has deleted index files, restore them from their second names."""
+        """If another program has deleted index files, restore them from their hard links."""
         self._guard.check()
 
     def flush(self, least_pages: int = 0) -> None:
@@ -401,8 +401,8 @@ class IndexKeeper:
             self._guard.check()
             if full.header.end_timestamp > 0:
                 self._checkpoint.index_timestamp = full.header.end_timestamp
-                # Write the checkpoint before removing the second name. From then on the file needs
-                # no second name, because a broker does not delete files that the checkpoint covers.
+                # Write the checkpoint before removing the hard link. From then on the file needs no
+                # hard link, because a broker does not delete files that the checkpoint covers.
                 self._checkpoint.flush()
             self._guard.release(full.file.path)
             # Remove the file from the list before closing it. Ctrl-C may arrive between these

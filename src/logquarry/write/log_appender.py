@@ -213,8 +213,8 @@ class LogAppender(FrameAppend):
             encoded.write(file, queue_offset, physical_offset, now, self._rules.placed)
             self._appended(encoded, queue_offset, copied)
         except BaseException:
-            # Ctrl-C may arrive at any line. If the message is already in the log, its queue offset
-            # must still be counted.
+            # Ctrl-C may arrive at any line. If the message is already in the log, the queue's next
+            # offset must still be raised.
             if file.wrote > at:
                 self._appended(encoded, queue_offset, copied)
             raise
@@ -297,8 +297,8 @@ class LogAppender(FrameAppend):
         """Append bytes of another store's log at an offset (``appendData``).
 
         The bytes may end inside a frame, and may span files. After this call, the log refuses puts
-        until :meth:`adopt`. The log must end at ``offset``, or it must be empty and ``offset`` must
-        be the start of a file; otherwise return False. After :meth:`end`, raise StoreUnavailable.
+        until :meth:`adopt`. If the log does not end at ``offset``, return False. An empty log
+        accepts the start of any file as ``offset``. After :meth:`end`, raise StoreUnavailable.
         """
         with self._lock:
             if self.bar is _CLOSED:

@@ -68,7 +68,7 @@ class FrameTable:
         """Append the frames of messages ``start`` to ``stop`` to a file, under the log's lock.
 
         Args:
-            start, stop: a range of message numbers without an odd message.
+            start, stop: a range of message numbers (from 0) that contains no odd message.
             now: the store time in milliseconds; a row may have a later time.
             columns: four rows: physical offset, queue offset, store time and size. The method fills
                 in the columns of these messages.

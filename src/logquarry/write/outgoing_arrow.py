@@ -244,7 +244,7 @@ def _columns(batch: pa.RecordBatch, *, stored: bool) -> dict[str, pa.Array]:
     return {
         name: _usable(column, name)
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
-        # A column of type null counts as missing.
+        # A column of type null is treated as missing.
         if name not in left_out and (name == "topic" or not pa.types.is_null(column.type))
     }
 
@@ -254,8 +254,9 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
     if name in _INTEGERS:
         if name in _TIMES and pa.types.is_timestamp(kind):
             milliseconds = pa.timestamp("ms", kind.tz)
-            # The unchecked cast cuts off microseconds and nanoseconds. Check only times in seconds:
-            # such times have nothing to cut off, but in milliseconds they can exceed 64 bits.
+            # The unchecked cast cuts off microseconds and nanoseconds. Let the cast check only
+            # times in seconds. They have nothing to cut off, but as milliseconds they can exceed 64
+            # bits.
             is_checked = kind.unit == "s"
             return cast_column(column, name, milliseconds, safe=is_checked).cast(pa.int64())
         if not pa.types.is_integer(kind):

@@ -74,7 +74,7 @@ class PutManyResult:
         store_timestamp: store time of each message, in milliseconds.
         size: bytes of each frame.
         elapsed_ms: duration of the call.
-        topics: topic of the caller -> number of messages, number of bytes.
+        topics: topic, as the caller gave it -> number of messages, number of bytes.
         page_cache_ms: total time for copying the bytes into the page cache.
     """
 

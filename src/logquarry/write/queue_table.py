@@ -125,7 +125,7 @@ class TopicTable:
                 self._noted.update(queues)
 
     def configs(self) -> dict[str, TopicConfig]:
-        """Return the topics of the table by name, including topics that the next flush adds."""
+        """Return name -> configuration of each topic, including topics that the next flush adds."""
         with self._lock:
             document = self._with(topics_of(self._new)) or self._document
         return {} if document is None else broker_json.topics_of_document(document)
@@ -163,7 +163,9 @@ class TopicTable:
         return {**old, "dataVersion": version, "topicConfigTable": table}
 
     def flush(self, least_pages: int = 0) -> bool:
-        """Add the noted queues that the file does not have. Return whether the file was written."""
+        """Add the queues from :meth:`note` that the file does not have. Return whether the file was
+        written.
+        """
         if not self._new or not self._is_readable:
             return False
         with self._lock:

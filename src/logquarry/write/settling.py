@@ -199,10 +199,10 @@ class PutFuture:
             self._call_all()
 
     def _call_all(self) -> None:
-        # This needs no lock. The thread that adds a callback first adds it, and then checks whether
-        # the put is done. The thread that completes the put first completes it, and then checks for
-        # callbacks. So at least one of the two threads finds the callback, and pop() returns the
-        # callback to only one of them.
+        # This method needs no lock. The thread that adds a callback first adds it, and then checks
+        # whether the put is done. The thread that completes the put first completes it, and then
+        # checks for callbacks. So at least one of the two threads finds the callback, and pop()
+        # returns the callback to only one of them.
         callbacks = self._callbacks
         while callbacks:
             try:
@@ -437,7 +437,7 @@ class LogGrowth:
         Raise StoreUnavailable if the sync failed. It is then unknown whether the message is on the
         disk.
         """
-        # Do not use WaitingPut.result: the caller logs slow puts.
+        # Do not call WaitingPut.result, which logs slow puts, because the caller logs them.
         return PutFuture.result(self.settle_later(result, wait, _nothing, _nothing))
 
     def settle_later(

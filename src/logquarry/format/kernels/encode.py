@@ -184,8 +184,8 @@ def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int
 
 @kernel
 def intern_spans(at: Array, lengths: Array, table: Array, found: Array, ids: Array) -> int:
-    """Give each distinct byte string a number, like :func:`intern_numbers`. Strings of length -1
-    (no string) count as equal.
+    """Give each distinct byte string a number, like :func:`intern_numbers`. All strings of length
+    -1 (no string) get the same number.
 
     ``found`` (int64) gets the index at which each distinct byte string occurs first.
     """
@@ -341,8 +341,8 @@ def place_staged(
     kernel adds the number of messages of each queue to row 0 of ``placed``, and their bytes to row
     1.
 
-    Returns the position after the last copied frame among the staged frames, the position after it
-    in the file, the number of copied frames, and the reason why the copy ended.
+    Returns the end of the copied frames among the staged frames, the end of their copies in the
+    file, the number of copied frames, and the reason why the copy ended.
     """
     count = 0
     first = position
@@ -384,8 +384,8 @@ def same_staged(
     """Compare the staged frames from ``start`` on with the frames in a file of the log from
     ``position`` on, and count the equal frames before the first difference.
 
-    Returns the position after the equal frames among the staged frames, the position after them in
-    the file, and their number. ``end`` is the end of the file's written bytes.
+    Returns the end of the equal frames among the staged frames, their end in the file, and their
+    number. ``end`` is the end of the file's written bytes.
     """
     count = 0
     while stop - start >= mem.FIXED_V1 and end - position >= mem.FIXED_V1:

@@ -1,11 +1,11 @@
 """The kernels of the dispatcher: :func:`follow` reads the log, and the others write the entries of
-queues and index, and check the chains of an index file.
+queues and index, and check the chains of an index file (a chain links the entries of one slot).
 
 :func:`follow` checks and decodes each frame in one pass. The kernel cannot decode two kinds of
 frames: frames whose text is not UTF-8, and frames of the schedule topic whose DELAY is not one to
 nine digits. The kernel only counts such frames, and the caller decodes them with the pure-Python
 version (the reference). With ``as_java``, :func:`follow` must give the same results as RocketMQ's
-recovery. So it stops at a sound frame that Java might not accept as a message.
+recovery. So :func:`follow` then stops at a sound frame that Java might not accept as a message.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def follow(
         topic_table, queue_table: int32 hash tables, filled with -1; their lengths are powers of
             two.
         topics, queues: int64 (n, 4) and (n, 2); get one row for each distinct topic or queue.
-        hashes, numbers: get the hash of each key, and the index of the key's frame. They must have
-            room at least for all keys of one frame.
+        hashes, numbers: get the hash of each key, and the index of the key's frame. Both arrays
+            must have room at least for all keys of one frame.
     """
     count = 0
     topic_count = queue_count = key_count = odd = 0
@@ -341,7 +341,7 @@ def group_units(
             ends[queue + 1] += 1
     # Each queue's item of ``ends`` is now the number of the queue's entries. Replace this number by
     # the position of the queue's first entry. The next loop adds 1 to the position for each entry,
-    # so after this loop it is the end of the queue's entries.
+    # so after the next loop the item is the end of the queue's entries.
     total = np.int64(0)
     for queue in range(queue_count):
         size = ends[queue + 1]
@@ -380,8 +380,8 @@ def put_index_keys(
     offsets: Array,
     times: Array,
 ) -> int:
-    """Put keys into an index file (``IndexFile.putKey``). Return the number of chains that did not
-    exist before.
+    """Put keys into an index file (``IndexFile.putKey``). Return the number of slots that were
+    empty before.
 
     ``slots_at`` is the address of the first slot. ``entry_at`` is the address of the first new
     entry, and ``number`` is the number of this entry. The time in an entry is in seconds since
@@ -398,7 +398,7 @@ def put_index_keys(
         # A hash can be negative, because RocketMQ 3.x stored hashes with their sign.
         slot = slots_at + np.int64(np.uint32(abs(hashes[i])) % slots) * _SLOT_SIZE
         previous = np.int64(mem.load_i32(slot))
-        # A slot counts as empty if it does not hold the number of an earlier entry.
+        # Treat a slot as empty if it does not hold the number of an earlier entry.
         if previous <= 0 or previous > number + i:
             previous = np.int64(0)
         if previous == 0:

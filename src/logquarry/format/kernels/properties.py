@@ -107,7 +107,7 @@ def mark_named(
     The search compares the name with an equally long piece of the property string. If the piece is
     not a property with this name, the search advances by ``shifts[b]``, where b is the last byte of
     the piece. If the name contains the byte b before its last byte, ``shifts[b]`` is the distance
-    from the last such b to the name's last byte. Otherwise it is the length of the name.
+    from the last such b to the name's last byte. If not, ``shifts[b]`` is the length of the name.
     """
     size = name.shape[0]
     for i in range(count):

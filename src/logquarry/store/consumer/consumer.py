@@ -1,8 +1,8 @@
 """One consumer of a group: reads messages from its queues, and commits the handled messages.
 
-A message counts as handled when the caller requests the next message. Delivery is at least once:
-offsets are written periodically, so after a crash the consumer receives again the messages that it
-handled after the last write.
+The consumer marks a message as handled when the caller requests the next message. Delivery is at
+least once: offsets are written periodically, so after a crash the consumer receives again the
+messages that it handled after the last write.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Consumer:
     def lag(self) -> int:
         """Count the messages after the consumer's positions (:meth:`position`).
 
-        Messages that the filter excludes also count; expired messages do not.
+        The result includes messages that the filter excludes, but no expired messages.
         """
         return sum(
             lag_of(*self._reader.bounds(*key), slot.done + slot.given)
@@ -358,8 +358,8 @@ class Consumer:
     def _save_start(self) -> None:
         """Write the offsets at which the group starts in new queues.
 
-        Otherwise, if the process dies before the first periodic save, the group starts a second
-        time, possibly after messages that it has not handled.
+        If the start is not written and the process dies before the first periodic save, the group
+        starts a second time, possibly after messages that it has not handled.
         """
         try:
             self._save()

@@ -152,7 +152,7 @@ def allocate(queue_ids: Sequence[int], count: int, number: int) -> Sequence[int]
 
     Args:
         count: number of members.
-        number: the member's number, from 0 on.
+        number: the member's index, from 0 on.
     """
     each, rest = divmod(len(queue_ids), count)
     start = number * each + min(number, rest)
@@ -221,7 +221,9 @@ class ConsumerGroup:
         return share
 
     def release(self, member: Member, keys: set[QueueKey]) -> None:
-        """Give up queues, so that others can claim them. Commit the handled messages before."""
+        """Release queues, so that other members can claim them. The caller must commit the handled
+        messages before the call.
+        """
         with self._lock:
             for key in keys:
                 if self._owners.get(key) is member:

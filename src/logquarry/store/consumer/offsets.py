@@ -106,7 +106,9 @@ class Progress:
             )
 
     def begin(self, group: str, topics: Sequence[str], start: Start) -> None:
-        """Determine where a group starts in topics without offsets. Only the first call counts."""
+        """Determine where a group starts in topics without offsets. For each topic, only the first
+        call has an effect.
+        """
         with self._lock:
             for topic in topics:
                 if (group, topic) not in self._beginnings:

@@ -15,11 +15,11 @@ the store the next time (:func:`pending_load`):
   load began.
 - If a segment is missing or damaged, but the log has all frames of the load, the writer only writes
   the ledger.
-- Otherwise the writer copies the load's bytes to quarantine, and truncates the log to the load's
-  start. After such a rollback, the application can repeat the load. In three cases the writer does
-  not roll back, but refuses to open the store: another program may have written to the store since
-  the load began, the log has more messages after the load's start than the load has, or the log now
-  starts after the load's start.
+- If a segment is missing or damaged, and the log lacks frames of the load, the writer copies the
+  load's bytes to quarantine, and truncates the log to the load's start. After such a rollback, the
+  application can repeat the load. In three cases the writer does not roll back, but refuses to open
+  the store: another program may have written to the store since the load began, the log has more
+  messages after the load's start than the load has, or the log now starts after the load's start.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ class Loads:
             reader = SegmentReader(intent.folder(self.root), segment)
             reader.close()
             for topic, queue_id in reader.frames.queues:
-                # Otherwise the log would get messages that the dispatcher cannot put into a queue.
+                # If a file has this path, refuse the load, because the dispatcher could not put the
+                # load's messages into a queue.
                 check_queue_folder(self.root / CONSUME_QUEUE / topic / str(queue_id))
         if segments:
             self._sync_names(intent)
@@ -301,7 +302,7 @@ def _why_not_rolled_back(root: Path, config: StoreConfig, intent: Intent) -> str
 def _is_whole(root: Path, config: StoreConfig, intent: Intent) -> bool:
     """Whether the log has all frames of a load, judged by their number and total size.
 
-    This requires that neither damage nor other messages are between the frames.
+    The result is right only if neither damage nor other messages are between the frames.
     """
     rows, size = intent.rows, intent.bytes
     layout = StoreLayout.open(root, config)
@@ -399,8 +400,9 @@ class _Search:
             if other[: put_frames.BODY_CRC_END] != frame[: put_frames.BODY_CRC_END]:
                 row += _others(run, row, frame)
             elif not put_frames.is_torn(frame, other):
-                # This is either another message with an equal body, or the wanted frame with damage
-                # that no CRC covers. The next frame of the load shows which of the two it is.
+                # ``other`` is either another message with an equal body, or the wanted frame with
+                # damage that no CRC covers. The next frame of the load shows which of the two it
+                # is.
                 self.lose(len(other) if put_frames.same_head(frame, other) else _UNKNOWN)
             elif first + at >= self.durable:
                 self.torn = first + at
@@ -441,8 +443,8 @@ def _find(
 
     Args:
         stop: physical offset at which the log ends; by default, it ends after its last message.
-        durable: the durable offset. A frame before this offset that looks torn counts as present:
-            the whole frame was once on the disk, so its zeros are later damage.
+        durable: the durable offset. A frame before this offset that looks torn is treated as
+            present: the whole frame was once on the disk, so its zeros are later damage.
     """
     layout = StoreLayout.open(root, config)
     log = layout.commit_log

@@ -263,9 +263,9 @@ def retain(
         refused = _refusal(layout, root, has_lock=True)
         if refused is not None:
             raise StoreUnavailable(f"{root}: {refused}")
-        # A writer gives files of the log and the index a second hard link. A clean shutdown removes
-        # these links. Delete any link that is left, because otherwise the next opening would
-        # restore a deleted file from its link. If a file has only this link, another program has
+        # A writer makes a hard link to each file of the log and of the index that it changes. A
+        # clean shutdown removes these links. Delete any link that is left: the next opening would
+        # restore a deleted file from such a link. If a file has only this link, another program has
         # deleted the file, because the shutdown was clean. So this link is deleted too.
         NameGuard(disk).discard([*log_paths(root, layout.log_folders), root / INDEX])
         plan = _plan(layout, rules, clock)
@@ -276,8 +276,9 @@ def retain(
 
 
 def _plan(layout: StoreLayout, rules: RetentionRules, clock: Clock) -> RetentionPlan:
-    # plan_retention logs an invalid offset file only at debug level. These two calls log a warning,
-    # so the user sees that the plan may lack unread messages of some groups.
+    # If an offset file is invalid, plan_retention logs this only at debug level, but each of the
+    # next two calls logs a warning. The warning tells the user that the plan's list of unread
+    # messages may be incomplete.
     consumer_offsets(layout)
     delay_offsets(layout)
     return plan_retention(layout, rules, now_ms=clock())
@@ -326,8 +327,8 @@ def apply_retention(
 ) -> None:
     """Delete the files of a plan, and sync the folders that contained them.
 
-    Before you make the plan, lock the store and remove the additional hard links of the files
-    (:class:`NameGuard`).
+    Before the plan is made, the caller must lock the store, and remove the hard links that a writer
+    made (:class:`NameGuard`).
 
     Raises:
         StoreUnavailable: if the disk fails. In this case some of the files are deleted, and the

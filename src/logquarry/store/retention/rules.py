@@ -48,8 +48,8 @@ class Unread:
     Attributes:
         group: the consumer group, or DELAYED, or OPEN.
         offset: queue offset of the next message that the group would read. For OPEN, it is the
-            queue offset of the first open half message, or the state table number of the first
-            PREPARED message.
+            queue offset of the first open half message, or the index of the first PREPARED
+            message's entry in the state table.
     """
 
     topic: str
@@ -69,7 +69,8 @@ def unread(
 ) -> tuple[Unread, ...]:
     """List the groups that have not read all of the messages to delete.
 
-    If a group has no known offset in a queue, all expiring messages of the queue count as unread.
+    If a group has no known offset in a queue, all expiring messages of the queue are treated as
+    unread.
 
     Args:
         firsts: for each queue from which messages are deleted, its first queue offset before and
@@ -249,8 +250,8 @@ def freed_bytes(path: Path) -> int:
     """Return how many bytes deleting a file frees; 0 if another hard link keeps the data."""
     try:
         status = path.stat()
-        # The second hard link that the writer keeps does not count, because the writer deletes it
-        # together with the file.
+        # The writer's own hard link does not keep the data, because the writer deletes it together
+        # with the file.
         names = 1 + link_of(path).exists()
     except OSError:
         return 0

@@ -123,7 +123,7 @@ class Delivery(ABC):
         """Put the messages that ``message`` returns for some items. Yield each item, its message,
         and None or the reason why the message cannot be delivered.
 
-        After a rejected message, continue with the next one. Otherwise, the rejected message would
+        After a rejected message, continue with the next one, so that a rejected message does not
         block all later messages.
         """
         left: list[tuple[_One, Message]] = []
@@ -214,8 +214,8 @@ class DelayedDelivery(Delivery):
                 "delivery continues at %d and skips messages whose delivery is in the log",
                 *(level, self.offsets[level], low, high, low),
             )
-            # QUIRK: unlike Java (correctDelayOffset), do not continue at the queue's end, because
-            # this would skip messages if the progress file belongs to another store.
+            # QUIRK: unlike Java (correctDelayOffset), do not continue at the queue's end: the
+            # delivery would skip messages if the progress file belongs to another store.
             is_wrong |= self.offsets[level] > high
             self.offsets[level] = low
         waiting = self._waiting()
@@ -435,7 +435,8 @@ class DeliveryService(Service):
         """Deliver due messages."""
         dispatched = self._dispatched()
         # If no message waited at the last check and the log has not grown since, do not search the
-        # queues. Otherwise the search would take most of the processor time of an idle process.
+        # queues. A search at each interval would take most of the processor time of an idle
+        # process.
         if dispatched != self._idle_at:
             is_idle = self._deliver()
             self._idle_at = dispatched if is_idle else -1

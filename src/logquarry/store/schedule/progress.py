@@ -83,7 +83,7 @@ class Progress(NamedTuple):
 
     Attributes:
         offsets: for each delay level, the queue offset of the next message to deliver.
-        position: physical offset in the log, UNKNOWN if it is not known. ``offsets`` counts all
+        position: physical offset in the log, UNKNOWN if it is not known. ``offsets`` includes the
             deliveries before this position, and no delivery after it.
     """
 
@@ -194,7 +194,7 @@ def advance(
         offsets: for each level, the queue offset of the next message to deliver; changed in place.
         runs: the frames of the log from the saved position on.
         unique: whether to match only messages with a UNIQ_KEY. Pass True if ``runs`` starts before
-            the saved position. Otherwise an old delivery without a UNIQ_KEY could be taken for the
+            the saved position. An old delivery without a UNIQ_KEY could be mistaken for the
             delivery of an equal message that still waits.
     """
     found = 0

@@ -252,7 +252,7 @@ class TimerDelivery(Delivery):
             enqueued, read_time = int(saved["enqueued"]), int(saved["read_time"])
             delivered = frozenset(map(int, saved["delivered"]))
             if not (0 <= first <= enqueued and position >= 0 and abs(read_time) <= _FOREVER):
-                # With such a `first`, waiting messages would count as delivered.
+                # With such a `first`, waiting messages would be treated as delivered.
                 raise ValueError("its numbers contradict each other")
         except FileNotFoundError:
             return known

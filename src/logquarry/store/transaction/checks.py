@@ -12,9 +12,9 @@ transaction. The checks follow RocketMQ, except in cases in which RocketMQ would
 rules are:
 
 - A check asks about a half message if the half message is older than ``transaction_time_out``. If
-  the message has the property CHECK_IMMUNITY_TIME_IN_SECONDS, its value replaces the timeout. A
-  check puts back a younger half message with this property. At a younger half message without it,
-  the check ends.
+  the message has the property CHECK_IMMUNITY_TIME_IN_SECONDS, its value replaces the timeout. If a
+  half message is too young and has this property, a check puts it back. If it is too young and does
+  not have the property, the check ends there.
 - If a half message is old enough, but the ``with`` block of its transaction is still running
   (``live``), a check puts the half message back without asking.
 - If a half message was checked ``transaction_check_max`` times, or is older than
@@ -325,7 +325,9 @@ class TransactionChecks:
         return None if result is None else frame_of(message, result)
 
     def _append_half(self, half: Frame, message: Message) -> PutResult | None:
-        """Put a copy of a half message; None if the store rejects it, such as for its size."""
+        """Put a copy of a half message; None if the store rejects it, for example because of its
+        size.
+        """
         try:
             return self.append(message)[0]
         except MessageRejected as error:
@@ -409,9 +411,10 @@ class TransactionChecks:
         A COMMIT frame alone does not prove the commit, because a copy of a committed message (sent
         back, delayed, imported) is a COMMIT frame too, and its PREPAREDTRANSACTIONOFFSET may belong
         to another log. So the topic and the UNIQ_KEY of the half message must also match those of
-        the COMMIT frame. A power cut may have lost the copy of a half message that a commit names,
-        although the commit was kept. Then ``sound`` lacks the copy, and the commit counts for the
-        original half message.
+        the COMMIT frame. A commit names a half message by its physical offset. This half message
+        can be a copy that a check put, and a power cut can lose the copy but keep the commit.
+        ``sound`` contains the physical offsets of the half messages that can be read. If the named
+        offset is not in ``sound``, the original half message is treated as committed.
         """
         # Import late: the module imports pyarrow, which is not needed for stores without
         # transactions.

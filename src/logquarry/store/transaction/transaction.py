@@ -73,8 +73,8 @@ def half_message(message: Message, group: str) -> Message:
         MessageRejected: if the message's topic is invalid.
     """
     # The put checks only the topic and the queue id of the half message. Check the topic and the
-    # queue id of the message itself here. Otherwise an invalid value would fail only at the commit,
-    # after the caller has done its own work.
+    # queue id of the message itself here. Without this check, an invalid value would cause an error
+    # only at the commit, after the caller has done its own work.
     topic_bytes(message.topic, TOPIC_CHECKS[0])
     arguments.int32(message.queue_id, "queue_id")
     if message.sys_flag & sys_flag.TRANSACTION_MASK:
