@@ -13,7 +13,7 @@ import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.repair.verification import verify_store
 from tests.helpers.failing_disk import FaultyDisk
-from tests.helpers.small_store import bodies, opened
+from tests.helpers.small_store import bodies, config, opened
 from tests.helpers.waiting import eventually
 
 
@@ -87,3 +87,31 @@ def test_a_folder_that_others_delete_comes_back(tmp_path: Path) -> None:
             assert [m.body for m in reader.query("t", f"k{number}")] == [b"%d" % number]
         report = verify_store(reader.layout)
         assert not report.has_damage, report.findings
+
+
+def test_topics_that_have_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system ignores case: each topic would overwrite the queue of the other topic."""
+
+    def exists(path: Path) -> bool:
+        return path.name == "CONSUMEQUEUE" or is_there(path)
+
+    is_there = Path.exists
+    root = tmp_path / "s"
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "exists", exists)
+        with lq.MessageStore.open(root, mode="rw", config=config()) as store:
+            store.put(lq.Message("Orders", b"first"))
+            assert store.wait_dispatched(timeout=60)
+            with pytest.raises(StoreUnavailable, match="topic Orders already has this folder"):
+                for _ in range(1_000):
+                    store.put(lq.Message("orders", b"second"))
+                    store.wait_dispatched(timeout=60)
+            assert [m.body for m in store.get("Orders", 0).messages] == [b"first"]
+        assert "copy it to a file system" in str(store.close_problem)
+        # A recovery does not overwrite the queue either.
+        for repair in (lq.recover, lq.rebuild):
+            with pytest.raises(StoreUnavailable, match="rders already has this folder"):
+                repair(root, apply=True, config=config())
+    with lq.MessageStore.open(root, mode="rw", config=config()) as store:
+        assert [m.body for m in store.get("Orders", 0).messages] == [b"first"]
+        assert {m.body for m in store.get("orders", 0).messages} == {b"second"}
