@@ -62,6 +62,7 @@ from logquarry.repair.recover.store_folders import (
     check_listed,
     discard_names,
     lost_names,
+    names_to_restore,
     restored_names,
     sync_files,
 )
@@ -310,6 +311,11 @@ def settled_names(layout: StoreLayout, config: StoreConfig, disk: Disk) -> Itera
         yield
     if are_foreign:
         discard_names(root, layout.log_folders, disk)
+
+
+def restored_files(layout: StoreLayout, config: StoreConfig, disk: Disk) -> list[Path]:
+    """Return the files that :func:`settled_names` would restore. The store is not changed."""
+    return [] if _are_foreign(layout, config) else names_to_restore(layout, disk)
 
 
 def _are_foreign(layout: StoreLayout, config: StoreConfig) -> bool:

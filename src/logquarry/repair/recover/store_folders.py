@@ -119,6 +119,11 @@ def restored_names(layout: StoreLayout, disk: Disk) -> AbstractContextManager[li
     return NameGuard(disk).restored(_named_folders(Path(layout.root), layout.log_folders))
 
 
+def names_to_restore(layout: StoreLayout, disk: Disk) -> list[Path]:
+    """Return the names that :func:`restored_names` would restore."""
+    return NameGuard(disk).lost(_named_folders(Path(layout.root), layout.log_folders))
+
+
 def discard_names(root: Path, log_folders: LogFolders, disk: Disk) -> None:
     """Remove the second names of a store that needs no recovery, without restoring files.
 
