@@ -205,13 +205,13 @@ class Disk:
             self.allocate(descriptor, size)
         except OSError as error:
             # If the disk is full (ENOSPC), ext4 has already allocated some of the file's blocks.
-            self._discard(descriptor, path)
+            self.discard(descriptor, path)
             raise self.refused(named, error) from error
         try:
             self.fsync(descriptor)
             self.sync_folder(path.parent)
         except FolderNotOpened as error:
-            self._discard(descriptor, path)
+            self.discard(descriptor, path)
             raise self.refused(named, error) from error
         except OSError as error:
             failed = self.failed(named, "sync failed", error)
@@ -464,14 +464,16 @@ class Disk:
         """Poison the store after a failure that may have changed files. Return the exception."""
         return self.health.poison(f"{path}: {what}: {write_reason(error)}")
 
-    def _discard(self, descriptor: int, path: Path) -> None:
-        """Delete a file that could not be completed. With such a file, the store could not be
-        opened.
+    def discard(self, descriptor: int, path: Path, *, is_new: bool = True) -> None:
+        """Close a file that cannot be used, and delete it if it is new. Otherwise the store could
+        not be opened with an incomplete file, and a writer could not create the file again.
 
         If the deletion fails too, the method poisons the store, so that the next opening recovers
         the store.
         """
         self.let_go(descriptor)
+        if not is_new:
+            return
         try:
             self.unlink(path)
         except OSError as error:

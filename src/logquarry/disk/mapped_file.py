@@ -96,7 +96,7 @@ class MappedFile(FilePlace):
         try:
             self._map = disk.map(self._descriptor, size)
         except OSError as error:
-            disk.let_go(self._descriptor)
+            disk.discard(self._descriptor, path, is_new=self._is_made)
             raise disk.refused(path, error) from error
         self._view = memoryview(self._map)
         self._readable = self._view.toreadonly()
