@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 import time
@@ -10,7 +12,10 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry.disk.disk import Disk
+from logquarry.disk.service import SyncDelayed
 from logquarry.errors import StoreUnavailable
+from logquarry.log.readable import WatchedMap
 from logquarry.repair.verification import verify_store
 from tests.helpers.failing_disk import FaultyDisk
 from tests.helpers.small_store import bodies, config, opened
@@ -39,7 +44,8 @@ def test_a_file_where_a_queue_should_be(name: str, tmp_path: Path) -> None:
         store.put(lq.Message("t", b"1"))
         with pytest.raises(StoreUnavailable, match=re.escape(f"{taken}: it is not a folder")):
             store.wait_dispatched(timeout=60)
-        with pytest.raises(StoreUnavailable, match="consume queue could not be written"):
+        why = rf"consume queue could not be written: .* offset 0: {re.escape(str(taken))}: it is"
+        with pytest.raises(StoreUnavailable, match=why):
             store.put(lq.Message("t", b"2"))
         taken.unlink()
         eventually(lambda: store.queue_offsets("t", 0).max > 0)
@@ -115,3 +121,39 @@ def test_topics_that_have_the_same_folder(tmp_path: Path, monkeypatch: pytest.Mo
     with lq.MessageStore.open(root, mode="rw", config=config()) as store:
         assert [m.body for m in store.get("Orders", 0).messages] == [b"first"]
         assert {m.body for m in store.get("orders", 0).messages} == {b"second"}
+
+
+class _UnmappedDisk(Disk):
+    """The system has no memory for maps while :attr:`is_full` is true."""
+
+    is_full = True
+
+    def map(self, descriptor: int, size: int) -> WatchedMap:
+        if self.is_full:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return super().map(descriptor, size)
+
+
+def test_a_file_that_cannot_be_mapped_is_made_again(tmp_path: Path) -> None:
+    """Otherwise all further puts would fail, because the file exists."""
+    disk = _UnmappedDisk()
+    with opened(tmp_path, disk) as store:
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="Cannot allocate memory"):
+                store.put(lq.Message("t", b"1"))
+        disk.is_full = False
+        store.put(lq.Message("t", b"2"))
+        assert store.wait_dispatched(timeout=60)
+        assert bodies(store) == [b"2"]
+    assert store.close_problem is None
+
+
+def test_a_last_step_that_fails_makes_close_raise_nothing(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise SyncDelayed("a step failed")
+
+    store = opened(tmp_path)
+    store.put(lq.Message("t", b"1"))
+    store._engine._end.insert(0, fail)
+    store.close()
+    assert store.close_problem == "a step failed"
