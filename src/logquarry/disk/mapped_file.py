@@ -431,11 +431,8 @@ class MappedFile(FilePlace):
 
     # -------------------------------------------------------------------------------- life
     def is_named(self) -> bool:
-        """Whether the path still leads to this file."""
-        try:
-            return self._disk.is_named(self._descriptor, self.path)
-        except OSError:
-            return False
+        """Whether the path still leads to this file. Raises OSError if the disk fails."""
+        return self._descriptor >= 0 and self._disk.is_named(self._descriptor, self.path)
 
     def warm(self) -> None:
         """Load all pages and lock them in memory, if possible (``warmMappedFile``)."""

@@ -73,7 +73,7 @@ class NameGuard:
         poisons the store.
         """
         with self._change:
-            lost = [path for path in self._paths if not path.exists()]
+            lost = [path for path in self._paths if self._is_lost(path)]
             for path in lost:
                 link = link_of(path)
                 if link.exists():
@@ -90,6 +90,12 @@ class NameGuard:
                 self._disk.sync_names(path.parent)
                 logger.warning("%s: another program deleted it; restored from its link", path)
             return lost
+
+    def _is_lost(self, path: Path) -> bool:
+        try:
+            return not path.exists()
+        except OSError as error:
+            raise self._disk.failed(path, "its name cannot be checked", error) from error
 
     def _drop(self, path: Path) -> bool:
         """Remove a second name. Return whether this name existed. May raise OSError."""

@@ -285,9 +285,14 @@ class Service(ABC):
             self.run_last()
         except StoreUnavailable as error:
             logger.error("%s ended: %s", self.name, error)
+            if not self._is_stopping:
+                # Without this service, a put could be acknowledged and never be synced.
+                self.health.poison(str(error))
         except BaseException as error:
             logger.exception("%s failed", self.name)
-            self.health.poison(f"{self.name} failed: {error!r}")
+            # The repr of an OSError has no path.
+            reason = str(error) if isinstance(error, OSError) else repr(error)
+            self.health.poison(f"{self.name} failed: {reason}")
         finally:
             try:
                 self.ended()

@@ -352,8 +352,12 @@ class QueueTable:
         return all(found)
 
     def _restored(self, file: MappedFile) -> bool:
-        if file.is_named():
-            return True
+        try:
+            if file.is_named():
+                return True
+        except OSError as error:
+            logger.error("%s: cannot be checked: %s", file.path, error)
+            return False
         logger.warning(
             "%s: another program deleted it, or its disk was unmounted; recreated",
             file.path,

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.disk.disk import Disk
 from logquarry.disk.service import SyncDelayed
 from logquarry.errors import StoreUnavailable
 from logquarry.log.readable import WatchedMap
@@ -123,7 +122,7 @@ def test_topics_that_have_the_same_folder(tmp_path: Path, monkeypatch: pytest.Mo
         assert {m.body for m in store.get("orders", 0).messages} == {b"second"}
 
 
-class _UnmappedDisk(Disk):
+class _UnmappedDisk(FaultyDisk):
     """The system has no memory for maps while :attr:`is_full` is true."""
 
     is_full = True
@@ -146,6 +145,51 @@ def test_a_file_that_cannot_be_mapped_is_made_again(tmp_path: Path) -> None:
         assert store.wait_dispatched(timeout=60)
         assert bodies(store) == [b"2"]
     assert store.close_problem is None
+
+
+class _UnnamedDisk(FaultyDisk):
+    """The disk cannot look up names while :attr:`is_failing` is true."""
+
+    is_failing = True
+
+    def is_named(self, descriptor: int, path: Path) -> bool:
+        if self.is_failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().is_named(descriptor, path)
+
+
+def test_a_new_file_whose_name_cannot_be_checked(tmp_path: Path) -> None:
+    """Otherwise the file counts as deleted, and each later put fails, because the file exists."""
+    disk = _UnnamedDisk()
+    with opened(tmp_path, disk) as store:
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="Input/output error: check the disk"):
+                store.put(lq.Message("t", b"1"))
+        disk.is_failing = False
+        store.put(lq.Message("t", b"2"))
+        assert store.wait_dispatched(timeout=60)
+        assert bodies(store) == [b"2"]
+    assert store.close_problem is None
+
+
+def test_a_name_that_cannot_be_checked_by_a_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exists(path: Path) -> bool:
+        if path.parent.name == "commitlog":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return is_there(path)
+
+    is_there = Path.exists
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", b"1"))
+        store._engine.log._next_check = 0.0
+        monkeypatch.setattr(Path, "exists", exists)
+        for call in (store.flush, lambda: store.put(lq.Message("t", b"2"))):
+            with pytest.raises(StoreUnavailable, match=r"commitlog.*its name cannot be checked"):
+                call()
+        monkeypatch.undo()
+    assert "its name cannot be checked" in str(store.close_problem)
 
 
 def test_a_last_step_that_fails_makes_close_raise_nothing(tmp_path: Path) -> None:

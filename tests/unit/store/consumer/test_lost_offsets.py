@@ -123,9 +123,11 @@ def test_a_file_that_the_disk_does_not_deliver(
 
     def begin(group: str) -> None:
         at = NOW + 80 * STEP if start == "timestamp" else None
-        settings = {"start": start, "timestamp": at, "timeout": 0}
-        with opened(root) as store, store.consumer(group, "t", **settings) as consumer:
-            first = 0 if start == "earliest" else SAVED - BEFORE
+        first = 0 if start == "earliest" else SAVED - BEFORE
+        with (
+            opened(root) as store,
+            store.consumer(group, "t", start=start, timestamp=at, timeout=0) as consumer,
+        ):
             assert numbers(consumer) == list(range(first, 100))
             assert len(consumer.estimates) == (start != "earliest")
 
