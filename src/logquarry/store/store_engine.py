@@ -400,7 +400,7 @@ class StoreEngine:
         while self._end:
             try:
                 self._end[-1]()
-            except StoreError as error:
+            except (StoreError, OSError) as error:
                 self.close_problem = self.close_problem or str(error)
                 logger.error("%s: not shut down cleanly: %s", self.root, error)
             except Exception as error:

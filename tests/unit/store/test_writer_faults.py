@@ -192,9 +192,40 @@ def test_a_name_that_cannot_be_checked_by_a_flush(
     assert "its name cannot be checked" in str(store.close_problem)
 
 
-def test_a_last_step_that_fails_makes_close_raise_nothing(tmp_path: Path) -> None:
+def test_a_lock_that_cannot_be_released_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost network mount: the store can be opened again in this process."""
+
+    def fstat(descriptor: int) -> os.stat_result:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    store = opened(tmp_path)
+    store.put(lq.Message("t", b"1"))
+    monkeypatch.setattr(os, "fstat", fstat)
+    store.close()
+    monkeypatch.undo()
+    assert store.close_problem is not None
+    with opened(tmp_path) as again:
+        assert bodies(again) == [b"1"]
+
+
+def test_a_folder_that_cannot_be_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lstat(path: Path) -> os.stat_result:
+        if path.name == "consumequeue":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return found(path)
+
+    found = Path.lstat
+    monkeypatch.setattr(Path, "lstat", lstat)
+    with pytest.raises(StoreUnavailable, match="consumequeue: cannot be read: Input/output error"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("error", [SyncDelayed("a step failed"), OSError("a step failed")])
+def test_a_last_step_that_fails_makes_close_raise_nothing(tmp_path: Path, error: Exception) -> None:
     def fail() -> None:
-        raise SyncDelayed("a step failed")
+        raise error
 
     store = opened(tmp_path)
     store.put(lq.Message("t", b"1"))

@@ -245,9 +245,13 @@ def _found(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
     except OSError as error:
-        if not path.is_symlink():
-            return None
-        where = path.readlink()
+        try:
+            if not path.is_symlink():
+                return None
+            where = path.readlink()
+        except OSError as failed:
+            reason = f"cannot be read: {reason_of(failed)}"
+            raise StoreUnavailable(f"{path}: {reason}") from failed
         reason = (
             f"it is a link to {where}, which does not exist: mount that disk, or correct the link"
         )
