@@ -185,6 +185,9 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         raise NeedsRecovery("it has a log, but no queues that show how far the log was dispatched")
     start = max(queued, log.min_offset)
     if settings.message_index_enable:
+        if end > log.min_offset and store_files.INDEX not in layout.folders:
+            # Otherwise, with the next key, queries would no longer find the keys of older messages.
+            raise NeedsRecovery("it has no index of its messages")
         shape = settings.index_shape
         fault = None if shape is None else index_fault(layout, shape, log_end=end)
         if fault is not None:
