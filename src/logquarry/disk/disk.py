@@ -224,9 +224,10 @@ class Disk:
     def make_folders(self, folder: Path) -> None:
         """Create a folder and its missing parents, durably."""
         missing = []
-        while not folder.is_dir():
-            missing.append(folder)
-            folder = folder.parent
+        with self.refusing(folder):
+            while not folder.is_dir():
+                missing.append(folder)
+                folder = folder.parent
         for made in reversed(missing):
             try:
                 self.make_folder(made)
@@ -366,7 +367,8 @@ class Disk:
     def set_aside(self, path: Path, folder: Path) -> Path:
         """Move a file to a quarantine folder, durably. Return the new path."""
         self.make_folders(folder)
-        target = free_path(folder / path.name)
+        with self.refusing(folder):
+            target = free_path(folder / path.name)
         self.move(path, target)
         logger.warning("%s: moved to %s", path, target)
         return target
