@@ -13,7 +13,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.disk.service import SyncDelayed
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import StoreNotFound, StoreUnavailable
 from logquarry.log.readable import WatchedMap
 from logquarry.repair.verification import verify_store
 from tests.helpers.failing_disk import FaultyDisk
@@ -208,6 +208,20 @@ def test_a_lock_that_cannot_be_released_in_order(
     assert store.close_problem is not None
     with opened(tmp_path) as again:
         assert bodies(again) == [b"1"]
+
+
+def test_a_store_that_is_lost_during_its_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_dir(path: Path) -> bool:
+        if path.name == "consumequeue":
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return found(path)
+
+    found = Path.is_dir
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    with pytest.raises(StoreNotFound, match="cannot be read: Stale file handle: mount the network"):
+        opened(tmp_path)
 
 
 def test_a_folder_that_cannot_be_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -364,9 +364,12 @@ def check_before_lock(root: Path, config: StoreConfig, accept_loss: int | None) 
 
 
 def _is_store(root: Path) -> bool:
-    return any(
-        (root / name).is_dir() for name in (store_files.COMMIT_LOG, store_files.CONSUME_QUEUE)
-    )
+    try:
+        return any(
+            (root / name).is_dir() for name in (store_files.COMMIT_LOG, store_files.CONSUME_QUEUE)
+        )
+    except OSError as error:
+        raise StoreNotFound(f"{root}: cannot be read: {reason_of(error)}") from error
 
 
 def _check_sizes(layout: StoreLayout, config: StoreConfig, queues: Iterable[Queue]) -> None:
