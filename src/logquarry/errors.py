@@ -42,8 +42,12 @@ LIMITS: Final = {
 }
 """Errors of ``open`` that the file and the disk do not cause, each with the user's next step."""
 
-
-_OF_WRITES: Final = LIMITS | {
+_OF_READS: Final = LIMITS | {
+    errno.ENODEV: "the file system cannot map files into memory: copy the store to another file "
+    "system",
+    errno.ESTALE: "mount the network file system again",
+}
+_OF_WRITES: Final = _OF_READS | {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space, or raise the user's quota",
     errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
@@ -63,8 +67,8 @@ def write_reason(error: OSError) -> str:
 
 
 def reason_of(error: OSError) -> str:
-    """Return why a system call failed. For a limit of the system, add the next step."""
-    step = LIMITS.get(error.errno or 0)
+    """Return why a system call failed. If the disk does not cause the error, add the next step."""
+    step = _OF_READS.get(error.errno or 0)
     reason = error.strerror or str(error)
     return reason if step is None else f"{reason}: {step}"
 

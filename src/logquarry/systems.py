@@ -151,8 +151,8 @@ _MARK_TRIES: Final = 20
 _MARK_PAUSE: Final = 0.02
 
 _locking = threading.RLock()
-_locked_here: Final[set[tuple[int, int]]] = set()
-"""Device and inode number of each lock file that this process has locked."""
+_locked_here: Final[dict[int, tuple[int, int]]] = {}
+"""Descriptor -> device and inode number of each lock file that this process has locked."""
 
 
 @contextmanager
@@ -168,7 +168,7 @@ def lock_file(path: str | os.PathLike[str]) -> Iterator[bool]:
         except OSError:
             yield False
         else:
-            yield (found.st_dev, found.st_ino) in _locked_here
+            yield (found.st_dev, found.st_ino) in _locked_here.values()
 
 
 def take_lock(descriptor: int) -> None:
@@ -180,7 +180,7 @@ def take_lock(descriptor: int) -> None:
     else:
         fcntl.fcntl(descriptor, command, lock_request(fcntl.F_WRLCK))
     found = os.fstat(descriptor)
-    _locked_here.add((found.st_dev, found.st_ino))
+    _locked_here[descriptor] = found.st_dev, found.st_ino
 
 
 def end_lock(descriptor: int) -> None:
@@ -190,14 +190,13 @@ def end_lock(descriptor: int) -> None:
     descriptor can stay open.
     """
     assert fcntl is not None, "require_writing passed"
-    found = os.fstat(descriptor)
     command = getattr(fcntl, "F_OFD_SETLK", None)
     with suppress(OSError):
         if command is None:
             fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, 0, os.SEEK_SET)
         else:
             fcntl.fcntl(descriptor, command, lock_request(fcntl.F_UNLCK))
-    _locked_here.discard((found.st_dev, found.st_ino))
+    _locked_here.pop(descriptor, None)
 
 
 def _forget_all() -> None:

@@ -374,6 +374,21 @@ def test_what_is_no_store(tmp_path: Path, put_in: Import) -> None:
     assert "not a store, and not empty" in put_in(source, code=3).stderr
 
 
+def test_a_failing_disk_never_makes_an_import_remove_a_store(
+    tmp_path: Path, put_in: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the disk fails, Path.glob (Python 3.13) and Path.exists (3.14) find nothing."""
+    put_in(write(tmp_path / "a.jsonl", line()))
+    invalid = write(tmp_path / "b.jsonl", line(topic="a/b"))
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "glob", lambda *_: iter(()))
+        exists = Path.exists
+        root = tmp_path / "store"
+        failing.setattr(Path, "exists", lambda path: path != root and exists(path))
+        put_in(invalid, code=1)
+    assert len(jsonl(root)) == 1
+
+
 @pytest.mark.parametrize("quiet", [False, True])
 def test_an_interrupt_says_how_many_are_in(
     quiet: bool, tmp_path: Path, put_in: Import, monkeypatch: pytest.MonkeyPatch

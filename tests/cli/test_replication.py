@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +19,7 @@ from typing import Any, cast
 import pytest
 
 import logquarry as lq
+from logquarry import replication
 from logquarry.cli.output import Output
 from logquarry.cli.replication import _lines
 from logquarry.format import broker_json
@@ -135,6 +140,35 @@ def test_config_too(tmp_path: Path, config: Path) -> None:
         # No server listens there.
         result = run("replicate", log, *into, "127.0.0.1:1", *options, code=4)
         assert "config/ was not copied" in result.stderr
+
+
+def test_ctrl_c_does_not_wait_for_the_first_copy_of_config(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker accepts the connection, and never answers."""
+    patient = partial(replication.ConfigSyncOptions, timeout=120.0)
+    monkeypatch.setattr(replication, "ConfigSyncOptions", patient)
+    with opened(tmp_path / "m") as store:
+        fill(store, 1)
+
+    def interrupt() -> None:
+        with silent.accept()[0] as connection:
+            connection.recv(1)
+            os.kill(os.getpid(), signal.SIGINT)
+            # The slave ends the connection.
+            while connection.recv(1 << 16):
+                pass
+            is_ended.set()
+
+    is_ended = threading.Event()
+    with serving(tmp_path / "m") as log, socket.create_server(("127.0.0.1", 0)) as silent:
+        threading.Thread(target=interrupt, daemon=True).start()
+        into = ["--into", tmp_path / "s", "--sync-config", f"127.0.0.1:{silent.getsockname()[1]}"]
+        started = time.monotonic()
+        result = run("replicate", log, *into, "--once", "--config", config, code=130)
+        assert is_ended.wait(60) and time.monotonic() - started < 100
+    assert "was not copied" not in result.stderr
+    assert not (tmp_path / "s" / "abort").exists()
 
 
 def test_a_new_slave_makes_batch_queues(tmp_path: Path) -> None:

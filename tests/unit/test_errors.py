@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 
 import pytest
@@ -33,3 +35,16 @@ def test_the_tree() -> None:
 def test_a_rejected_message_carries_its_status() -> None:
     error = errors.MessageRejected("too large", status="MESSAGE_ILLEGAL", reason="too_large")
     assert (error.status, error.reason) == ("MESSAGE_ILLEGAL", "too_large")
+
+
+@pytest.mark.parametrize(
+    ("code", "step"),
+    [
+        (errno.ENODEV, "copy the store to another file system"),
+        (errno.ESTALE, "mount the network file system again"),
+    ],
+)
+def test_errors_of_a_file_system_name_the_next_step(code: int, step: str) -> None:
+    error = OSError(code, os.strerror(code))
+    assert errors.reason_of(error).endswith(step)
+    assert errors.write_reason(error).endswith(step)

@@ -259,10 +259,10 @@ def replicate(
     if broker is not None:
         # An opening reads from topics.json which topics have batch queues. A slave that gets the
         # log without topics.json would write simple queues for these topics.
-        with outcome.writing(folder, settings) as (_, opened):
-            _fetch_first(
-                out, ConfigSync(opened, *broker, options=fetches), root / CONFIG / TOPICS_FILE
-            )
+        with outcome.writing(folder, settings) as (waiting, opened):
+            first = ConfigSync(opened, *broker, options=fetches)
+            waiting.when_noted = first.close  # Otherwise, Ctrl-C waits for the broker's answers.
+            _fetch_first(out, waiting, first, root / CONFIG / TOPICS_FILE)
     with (
         outcome.writing(folder, settings) as (waiting, opened),
         HaSlave(opened, host, port, options=follows) as slave,
@@ -319,11 +319,12 @@ def _fetched(sync: ConfigSync) -> ConfigSynced:
     raise ReplicationError(f"{sync.master}: {'; '.join(synced.problems)}")
 
 
-def _fetch_first(out: Output, sync: ConfigSync, topics: Path) -> None:
+def _fetch_first(out: Output, waiting: Held, sync: ConfigSync, topics: Path) -> None:
     """Copy config/ before the log. A failure is an error only if there is no topics.json."""
     try:
         _fetched(sync)
     except ReplicationError as error:
+        waiting.check()
         if not topics.exists():
             raise ReplicationError(
                 f"{error}. Only {topics.name} shows which topics have batch queues, and the store "

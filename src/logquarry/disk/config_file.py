@@ -147,7 +147,9 @@ class ConfigFile:
             if data == self._last:
                 return False
             for path in self._unreadable:
-                if path.exists():
+                with self._disk.refusing(path):
+                    is_there = path.exists()
+                if is_there:
                     self._disk.set_aside(path, self._aside)
             self._unreadable.clear()
             if self._last is not None:

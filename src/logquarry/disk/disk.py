@@ -205,13 +205,13 @@ class Disk:
             self.allocate(descriptor, size)
         except OSError as error:
             # If the disk is full (ENOSPC), ext4 has already allocated some of the file's blocks.
-            self._discard(descriptor, path)
+            self.discard(descriptor, path)
             raise self.refused(named, error) from error
         try:
             self.fsync(descriptor)
             self.sync_folder(path.parent)
         except FolderNotOpened as error:
-            self._discard(descriptor, path)
+            self.discard(descriptor, path)
             raise self.refused(named, error) from error
         except OSError as error:
             failed = self.failed(named, "sync failed", error)
@@ -224,9 +224,10 @@ class Disk:
     def make_folders(self, folder: Path) -> None:
         """Create a folder and its missing parents, durably."""
         missing = []
-        while not folder.is_dir():
-            missing.append(folder)
-            folder = folder.parent
+        with self.refusing(folder):
+            while not folder.is_dir():
+                missing.append(folder)
+                folder = folder.parent
         for made in reversed(missing):
             try:
                 self.make_folder(made)
@@ -366,7 +367,8 @@ class Disk:
     def set_aside(self, path: Path, folder: Path) -> Path:
         """Move a file to a quarantine folder, durably. Return the new path."""
         self.make_folders(folder)
-        target = free_path(folder / path.name)
+        with self.refusing(folder):
+            target = free_path(folder / path.name)
         self.move(path, target)
         logger.warning("%s: moved to %s", path, target)
         return target
@@ -465,14 +467,16 @@ class Disk:
         """Poison the store after a failure that may have changed files. Return the exception."""
         return self.health.poison(f"{path}: {what}: {write_reason(error)}")
 
-    def _discard(self, descriptor: int, path: Path) -> None:
-        """Delete a file that could not be completed. With such a file, the store could not be
-        opened.
+    def discard(self, descriptor: int, path: Path, *, is_new: bool = True) -> None:
+        """Close a file that cannot be used, and delete it if it is new. Otherwise the store could
+        not be opened with an incomplete file, and a writer could not create the file again.
 
         If the deletion fails too, the method poisons the store, so that the next opening recovers
         the store.
         """
         self.let_go(descriptor)
+        if not is_new:
+            return
         try:
             self.unlink(path)
         except OSError as error:

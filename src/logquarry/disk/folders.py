@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import unicodedata
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -297,3 +298,50 @@ class QueueFolders:
         if not usable:
             raise UsageError("every folder of the log is read-only")
         return usable[base // file_size % len(usable)] / name
+
+
+# --------------------------------------------------------------------------------------------------
+# File systems that ignore upper and lower case, for example those of macOS
+
+
+class TopicFolders:
+    """Gives each topic a folder of its own, also on a file system that ignores upper and lower
+    case.
+
+    There, two topics such as ``orders`` and ``Orders`` would have the same folder. Each would
+    overwrite the queue entries of the other, and consumers would get messages of the other topic.
+
+    Args:
+        folder: the folder with the folders of the topics.
+    """
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._ignores_case: bool | None = None
+        self._spellings: dict[str, str] = {}
+
+    def require_own(self, topic: str) -> None:
+        """Raise StoreUnavailable if another topic has the folder of a topic."""
+        if self._ignores_case is None:
+            with self._disk.refusing(self._folder):
+                try:
+                    names = os.listdir(self._folder)  # noqa: PTH208
+                except FileNotFoundError:
+                    return  # This is the first topic.
+                self._ignores_case = self._folder.with_name(self._folder.name.swapcase()).exists()
+            self._spellings = {_folded(name): name for name in names}
+        if not self._ignores_case:
+            return
+        other = self._spellings.setdefault(_folded(topic), topic)
+        if other != topic:
+            raise StoreUnavailable(
+                f"{self._folder / topic}: topic {other} already has this folder, because the file "
+                "system ignores upper and lower case. No message is lost: close the store, and "
+                "copy it to a file system that distinguishes them"
+            )
+
+
+def _folded(name: str) -> str:
+    # macOS also ignores whether an accent is a character of its own.
+    return unicodedata.normalize("NFD", name).casefold()

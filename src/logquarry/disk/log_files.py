@@ -239,7 +239,10 @@ class AllocateMappedFileService(Service):
                 logger.warning("%s: left in place, creating it takes too long", request.path)
             if request.file is None:
                 continue
-            if request.file.is_named():
+            is_named = False
+            with contextlib.suppress(OSError):
+                is_named = request.file.is_named()
+            if is_named:
                 with contextlib.suppress(StoreUnavailable):
                     # If the store is poisoned, keep the empty file.
                     request.file.delete()

@@ -96,7 +96,7 @@ class MappedFile(FilePlace):
         try:
             self._map = disk.map(self._descriptor, size)
         except OSError as error:
-            disk.let_go(self._descriptor)
+            disk.discard(self._descriptor, path, is_new=self._is_made)
             raise disk.refused(path, error) from error
         self._view = memoryview(self._map)
         self._readable = self._view.toreadonly()
@@ -431,11 +431,8 @@ class MappedFile(FilePlace):
 
     # -------------------------------------------------------------------------------- life
     def is_named(self) -> bool:
-        """Whether the path still leads to this file."""
-        try:
-            return self._disk.is_named(self._descriptor, self.path)
-        except OSError:
-            return False
+        """Whether the path still leads to this file. Raises OSError if the disk fails."""
+        return self._descriptor >= 0 and self._disk.is_named(self._descriptor, self.path)
 
     def warm(self) -> None:
         """Load all pages and lock them in memory, if possible (``warmMappedFile``)."""

@@ -215,13 +215,15 @@ class MappedFileQueue(LastFile):
 
     def _keeps_name(self, file: MappedFile) -> bool:
         """Whether a file still has its name. With ``guard_names``, protect the name from now on."""
-        if self._guard is not None:
-            file.guards_name = True
-            self._guard.guard(file.path)
-            if not file.is_named():
-                # check() restores the name only if it was lost after the call of guard().
-                self._guard.check()
-        return file.is_named()
+        # If the disk fails, the name is not lost: the next put checks the same file again.
+        with self._disk.refusing(file.path):
+            if self._guard is not None:
+                file.guards_name = True
+                self._guard.guard(file.path)
+                if not file.is_named():
+                    # check() restores the name only if it was lost after the call of guard().
+                    self._guard.check()
+            return file.is_named()
 
     def _release_name(self, file: MappedFile) -> None:
         if self._guard is not None:

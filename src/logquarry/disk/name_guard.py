@@ -74,7 +74,7 @@ class NameGuard:
         poisons the store.
         """
         with self._change:
-            lost = [path for path in self._paths if not path.exists()]
+            lost = [path for path in self._paths if self._is_lost(path)]
             for path in lost:
                 link = link_of(path)
                 if link.exists():
@@ -91,6 +91,12 @@ class NameGuard:
                 self._disk.sync_names(path.parent)
                 logger.warning("%s: another program deleted it; restored from its link", path)
             return lost
+
+    def _is_lost(self, path: Path) -> bool:
+        try:
+            return not path.exists()
+        except OSError as error:
+            raise self._disk.failed(path, "its name cannot be checked", error) from error
 
     def _drop(self, path: Path) -> bool:
         """Remove the hard link to a file. Return whether the link existed. May raise OSError."""
@@ -157,13 +163,7 @@ class NameGuard:
         foreign = self._of_other_size(folders)
         left_out = self._expired(folders) | foreign
         for folder in folders:
-            second = links_of(folder)
-            named = _files_in(folder)
-            self._paths = tuple(
-                folder / name
-                for name in self._disk.names_in(second)
-                if folder / name not in left_out and _file_at(second / name) not in named
-            )
+            self._paths = self._restorable(folder, left_out)
             back += self.check()
         try:
             yield back
@@ -177,6 +177,21 @@ class NameGuard:
         for path in sorted(foreign):
             self._set_aside(path)
         self.discard(folders)
+
+    def lost(self, folders: Sequence[Path]) -> list[Path]:
+        """Return the first names that :meth:`restored` would restore."""
+        left_out = self._expired(folders) | self._of_other_size(folders)
+        paths = (path for folder in folders for path in self._restorable(folder, left_out))
+        return [path for path in paths if not path.exists()]
+
+    def _restorable(self, folder: Path, left_out: set[Path]) -> tuple[Path, ...]:
+        second = links_of(folder)
+        named = _files_in(folder)
+        return tuple(
+            folder / name
+            for name in self._disk.names_in(second)
+            if folder / name not in left_out and _file_at(second / name) not in named
+        )
 
     def discard(self, folders: Sequence[Path], *, keeps_lost: bool = False) -> None:
         """Remove all hard links durably, without restoring files.

@@ -41,11 +41,14 @@ class RunningFlags(Refusals):
 
     def __init__(self, *refusals: Refusal) -> None:
         self.refusals: frozenset[Refusal] = frozenset(refusals)
+        self._causes: dict[Refusal, str] = {}
         self._change = threading.Lock()
 
-    def set(self, refusal: Refusal) -> None:
-        """Refuse messages from now on."""
+    def set(self, refusal: Refusal, cause: str | None = None) -> None:
+        """Refuse messages from now on. ``cause`` is the error that led to the refusal."""
         with self._change:
+            if cause is not None:
+                self._causes[refusal] = cause
             self.refusals |= {refusal}
 
     def clear(self, refusal: Refusal) -> None:
@@ -55,8 +58,13 @@ class RunningFlags(Refusals):
 
     @property
     def why(self) -> str:
-        """The reasons as text."""
-        return "; ".join(refusal.value for refusal in Refusal if refusal in self.refusals)
+        """The reasons as text, each with its cause."""
+        found = [refusal for refusal in Refusal if refusal in self.refusals]
+        return "; ".join(": ".join((one.value, *self._cause(one))) for one in found)
+
+    def _cause(self, refusal: Refusal) -> tuple[str, ...]:
+        cause = self._causes.get(refusal)
+        return () if cause is None else (cause,)
 
 
 class Health(HealthReason):
@@ -277,9 +285,14 @@ class Service(ABC):
             self.run_last()
         except StoreUnavailable as error:
             logger.error("%s ended: %s", self.name, error)
+            if not self._is_stopping:
+                # Without this service, a put could be acknowledged and never be synced.
+                self.health.poison(str(error))
         except BaseException as error:
             logger.exception("%s failed", self.name)
-            self.health.poison(f"{self.name} failed: {error!r}")
+            # The repr of an OSError has no path.
+            reason = str(error) if isinstance(error, OSError) else repr(error)
+            self.health.poison(f"{self.name} failed: {reason}")
         finally:
             try:
                 self.ended()

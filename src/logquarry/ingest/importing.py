@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import binascii
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -296,8 +297,14 @@ def only_with_messages(path: str) -> Iterator[None]:
     remove the store. Otherwise an operator could think that the import had succeeded.
     """
     root = local_folder(path)
-    was_there = root.exists()
-    was_empty = not was_there or (root.is_dir() and not any(root.iterdir()))
+    # Do not call Path.exists: since Python 3.14, it also returns False if the disk fails.
+    was_there, was_empty = True, False
+    try:
+        was_empty = not os.listdir(root)  # noqa: PTH208
+    except FileNotFoundError:
+        was_there, was_empty = False, True
+    except OSError:
+        pass  # The opening of the store reports the error.
     try:
         yield
     except BaseException:
@@ -311,10 +318,11 @@ def only_with_messages(path: str) -> Iterator[None]:
 def _remove_empty(root: Path, *, keeps_folder: bool) -> None:
     lock = StoreLock(Disk(), root)
     try:
-        # While the lock is held, no other program can put a message.
-        if any((root / store_files.COMMIT_LOG).glob("*")):
-            return
-        for name in (*_MADE_FOLDERS, store_files.COMMIT_LOG):
+        # While the lock is held, no other program can put a message. If the folder has a file, the
+        # system refuses the removal. Path.glob would find no file if the disk fails (Python 3.13).
+        with suppress(FileNotFoundError):
+            (root / store_files.COMMIT_LOG).rmdir()
+        for name in _MADE_FOLDERS:
             shutil.rmtree(root / name, ignore_errors=True)
         for name in (store_files.CHECKPOINT, store_files.ABORT, store_files.LOCK):
             (root / name).unlink(missing_ok=True)

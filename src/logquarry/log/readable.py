@@ -293,7 +293,13 @@ class ReadableMap:
 
     def reaches(self, end: int) -> bool:
         """Whether the file still has all bytes before a position."""
-        return self._map.size() >= end
+        return self._size_now() >= end
+
+    def _size_now(self) -> int:
+        try:
+            return self._map.size()
+        except OSError as error:
+            raise UnreadableFile(self.path, 0, f"its size {_reason_of(error)}") from error
 
     def window(self, start: int, length: int) -> memoryview:
         """Return at least ``length`` bytes from a position, or all bytes up to the map's end.
@@ -306,7 +312,7 @@ class ReadableMap:
             return _NO_BYTES
         if self._descriptor is not None:
             return self._copy(start, stop)
-        if self._is_watched and self._map.size() < self._left:
+        if self._is_watched and self._size_now() < self._left:
             self._truncated()
         if self._lost != lost():
             self._note_lost()
@@ -452,7 +458,7 @@ class ReadableMap:
         # A read of a mapped page after the file's end raises SIGBUS, so windows must use copies
         # there.
         with self._change:
-            left = self._map.size()
+            left = self._size_now()
             if left >= self._left:
                 return
             self._left = left

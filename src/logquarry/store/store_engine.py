@@ -19,7 +19,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
@@ -108,7 +107,7 @@ class StoreEngine:
         self.close_problem: str | None = None
         self._has_property_crc = check_openable(root, config, accept_loss)
         disk.make_folders(root)
-        with ExitStack() as undo:
+        with contextlib.ExitStack() as undo:
             # The steps of `_end` run last, in reverse order, both after a close and after a failed
             # opening. A step can be repeated. After a failed opening, the user has no store to
             # close. So if Ctrl-C interrupts a step, the next callback repeats this step, and then
@@ -250,8 +249,7 @@ class StoreEngine:
         offsets = {(props.SCHEDULE_TOPIC, level): 0 for level in levels}
         offsets |= self.queues.next_offsets()
         if found.recovered is not None and not found.recovered.rules.is_5:
-            # QUIRK: like RocketMQ 4.9, let the queues of multi-dispatch start at 0 again after a
-            # recovery.
+            # QUIRK: as in RocketMQ 4.9, after a recovery the queues of multi-dispatch start at 0.
             offsets = {key: offsets[key] for key in offsets if not is_lmq(key[0], self.config)}
         return offsets
 
@@ -384,9 +382,9 @@ class StoreEngine:
             try:
                 if Refusal.CLOSED not in self.flags.refusals:
                     self.flags.set(Refusal.CLOSED)
-                    # A put may have passed the check of the flags just before. Do not wait for this
-                    # put, because the thread of the put may be that of a listener or a callback,
-                    # which must end now. The log refuses the put.
+                    # Do not wait for a put that has just passed the check of the flags: its thread
+                    # may be that of a listener or a callback, which must end now. The log refuses
+                    # the put.
                     self.writer.end()
                     self.close_problem = "the closing was interrupted"
                     self.close_problem = problem = self._close_in_order()
@@ -396,13 +394,14 @@ class StoreEngine:
                 self._finish()
 
     def _finish(self) -> None:
-        """Run the steps of ``_end``; release the lock last. If Ctrl-C interrupts a step, the next
-        call runs this step again, and then the other steps.
-        """
+        """Run the steps of ``_end``, the lock last. After Ctrl-C, the next call runs the rest."""
         failure: Exception | None = None
         while self._end:
             try:
                 self._end[-1]()
+            except (StoreError, OSError) as error:
+                self.close_problem = self.close_problem or str(error)
+                logger.error("%s: not shut down cleanly: %s", self.root, error)
             except Exception as error:
                 failure = error
             self._end.pop()

@@ -297,7 +297,8 @@ class DispatchService(Service):
         except StoreError as error:
             if self._failure is None:
                 logger.error("dispatching stopped at %d: %s", self._dispatcher.offset, error)
-            self._flags.set(Refusal.LOGICS_QUEUE_ERROR)
+            cause = f"the message at physical offset {self._dispatcher.offset}: {error}"
+            self._flags.set(Refusal.LOGICS_QUEUE_ERROR, cause)
             self._failure = error
         else:
             if self._failure is not None:

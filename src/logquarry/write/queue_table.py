@@ -20,6 +20,7 @@ from logquarry.arguments import Clock
 from logquarry.config import StoreConfig
 from logquarry.disk.config_file import TOPICS, ConfigFile
 from logquarry.disk.disk import Disk
+from logquarry.disk.folders import TopicFolders
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
@@ -238,6 +239,9 @@ class QueueTable:
     def __post_init__(self) -> None:
         self._opening = threading.Lock()
         self._writers: dict[QueueKey, ConsumeQueueWriter | None] = {}
+        self._folders = {
+            name: TopicFolders(self.disk, self.root / name) for name in (CONSUME_QUEUE, BATCH_QUEUE)
+        }
         self.live: dict[QueueKey, LiveQueue | LiveBatchQueue] = {}
 
     def writer(self, key: QueueKey) -> ConsumeQueueWriter | None:
@@ -262,6 +266,8 @@ class QueueTable:
         if fault is not None:
             logger.error("topic %r gets no consume queue: %s", topic, fault)
             return None
+        root = queue_form(self.config, topic).root
+        self._folders[root].require_own(topic)
         files = self._open_files(topic, queue_id)
         mending = (self.mendings or {}).get((topic, queue_id))
         if topic in self.config.batch_topics:
@@ -348,8 +354,12 @@ class QueueTable:
         return all(found)
 
     def _restored(self, file: MappedFile) -> bool:
-        if file.is_named():
-            return True
+        try:
+            if file.is_named():
+                return True
+        except OSError as error:
+            logger.error("%s: cannot be checked: %s", file.path, error)
+            return False
         logger.warning(
             "%s: another program deleted it, or its disk was unmounted; recreated",
             file.path,

@@ -245,3 +245,25 @@ def test_what_the_system_says_to_a_close_is_logged(
     disk.fail("close")
     disk.let_go(descriptor)
     assert "closing a file failed" in caplog.text
+
+
+@pytest.mark.parametrize("call", ["make_folders", "set_aside"])
+def test_names_that_the_disk_cannot_look_up(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stat(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path.name == "lost":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return found(path, follow_symlinks=follow_symlinks)
+
+    found = Path.stat
+    disk = Disk()
+    file = tmp_path / "lost"
+    file.write_bytes(b"")
+    monkeypatch.setattr(Path, "stat", stat)
+    with pytest.raises(StoreUnavailable, match="Input/output error: check the disk"):
+        if call == "make_folders":
+            disk.make_folders(file)
+        else:
+            disk.set_aside(file, tmp_path / "aside")
+    assert file in tmp_path.iterdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import pickle
@@ -125,3 +126,18 @@ def test_ranges() -> None:
     assert first_unreadable(ranges, 15, 5) is None
     assert first_unreadable(ranges, 15, 6) == ranges[1]
     assert first_unreadable((), 0, 100) is None
+
+
+class _LostMap(WatchedMap):
+    """A map of a file on a network mount that is lost."""
+
+    def size(self) -> int:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+def test_a_file_whose_size_is_not_known_any_more(path: Path) -> None:
+    with path.open("rb") as file:
+        view = ReadableMap(str(path), _LostMap(file.fileno(), 0, prot=mmap.PROT_READ), SIZE)
+    for call in (lambda: view.window(0, 10), lambda: view.reaches(10)):
+        with pytest.raises(UnreadableFile, match="its size cannot be read: Stale file handle"):
+            call()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 import time
@@ -10,10 +12,12 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.errors import StoreUnavailable
+from logquarry.disk.service import SyncDelayed
+from logquarry.errors import StoreNotFound, StoreUnavailable
+from logquarry.log.readable import WatchedMap
 from logquarry.repair.verification import verify_store
 from tests.helpers.failing_disk import FaultyDisk
-from tests.helpers.small_store import bodies, opened
+from tests.helpers.small_store import bodies, config, opened
 from tests.helpers.waiting import eventually
 
 
@@ -39,7 +43,8 @@ def test_a_file_where_a_queue_should_be(name: str, tmp_path: Path) -> None:
         store.put(lq.Message("t", b"1"))
         with pytest.raises(StoreUnavailable, match=re.escape(f"{taken}: it is not a folder")):
             store.wait_dispatched(timeout=60)
-        with pytest.raises(StoreUnavailable, match="consume queue could not be written"):
+        why = rf"consume queue could not be written: .* offset 0: {re.escape(str(taken))}: it is"
+        with pytest.raises(StoreUnavailable, match=why):
             store.put(lq.Message("t", b"2"))
         taken.unlink()
         eventually(lambda: store.queue_offsets("t", 0).max > 0)
@@ -87,3 +92,157 @@ def test_a_folder_that_others_delete_comes_back(tmp_path: Path) -> None:
             assert [m.body for m in reader.query("t", f"k{number}")] == [b"%d" % number]
         report = verify_store(reader.layout)
         assert not report.has_damage, report.findings
+
+
+def test_topics_that_have_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system ignores case: each topic would overwrite the queue of the other topic."""
+
+    def exists(path: Path) -> bool:
+        return path.name == "CONSUMEQUEUE" or is_there(path)
+
+    is_there = Path.exists
+    root = tmp_path / "s"
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "exists", exists)
+        with lq.MessageStore.open(root, mode="rw", config=config()) as store:
+            store.put(lq.Message("Orders", b"first"))
+            assert store.wait_dispatched(timeout=60)
+            with pytest.raises(StoreUnavailable, match="topic Orders already has this folder"):
+                for _ in range(1_000):
+                    store.put(lq.Message("orders", b"second"))
+                    store.wait_dispatched(timeout=60)
+            assert [m.body for m in store.get("Orders", 0).messages] == [b"first"]
+        assert "copy it to a file system" in str(store.close_problem)
+        # A recovery does not overwrite the queue either.
+        for repair in (lq.recover, lq.rebuild):
+            with pytest.raises(StoreUnavailable, match="rders already has this folder"):
+                repair(root, apply=True, config=config())
+    with lq.MessageStore.open(root, mode="rw", config=config()) as store:
+        assert [m.body for m in store.get("Orders", 0).messages] == [b"first"]
+        assert {m.body for m in store.get("orders", 0).messages} == {b"second"}
+
+
+class _UnmappedDisk(FaultyDisk):
+    """The system has no memory for maps while :attr:`is_full` is true."""
+
+    is_full = True
+
+    def map(self, descriptor: int, size: int) -> WatchedMap:
+        if self.is_full:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return super().map(descriptor, size)
+
+
+def test_a_file_that_cannot_be_mapped_is_made_again(tmp_path: Path) -> None:
+    """Otherwise all further puts would fail, because the file exists."""
+    disk = _UnmappedDisk()
+    with opened(tmp_path, disk) as store:
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="Cannot allocate memory"):
+                store.put(lq.Message("t", b"1"))
+        disk.is_full = False
+        store.put(lq.Message("t", b"2"))
+        assert store.wait_dispatched(timeout=60)
+        assert bodies(store) == [b"2"]
+    assert store.close_problem is None
+
+
+class _UnnamedDisk(FaultyDisk):
+    """The disk cannot look up names while :attr:`is_failing` is true."""
+
+    is_failing = True
+
+    def is_named(self, descriptor: int, path: Path) -> bool:
+        if self.is_failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().is_named(descriptor, path)
+
+
+def test_a_new_file_whose_name_cannot_be_checked(tmp_path: Path) -> None:
+    """Otherwise the file counts as deleted, and each later put fails, because the file exists."""
+    disk = _UnnamedDisk()
+    with opened(tmp_path, disk) as store:
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="Input/output error: check the disk"):
+                store.put(lq.Message("t", b"1"))
+        disk.is_failing = False
+        store.put(lq.Message("t", b"2"))
+        assert store.wait_dispatched(timeout=60)
+        assert bodies(store) == [b"2"]
+    assert store.close_problem is None
+
+
+def test_a_name_that_cannot_be_checked_by_a_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exists(path: Path) -> bool:
+        if path.parent.name == "commitlog":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return is_there(path)
+
+    is_there = Path.exists
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", b"1"))
+        store._engine.log._next_check = 0.0
+        monkeypatch.setattr(Path, "exists", exists)
+        for call in (store.flush, lambda: store.put(lq.Message("t", b"2"))):
+            with pytest.raises(StoreUnavailable, match=r"commitlog.*its name cannot be checked"):
+                call()
+        monkeypatch.undo()
+    assert "its name cannot be checked" in str(store.close_problem)
+
+
+def test_a_lock_that_cannot_be_released_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost network mount: the store can be opened again in this process."""
+
+    def fstat(descriptor: int) -> os.stat_result:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    store = opened(tmp_path)
+    store.put(lq.Message("t", b"1"))
+    monkeypatch.setattr(os, "fstat", fstat)
+    store.close()
+    monkeypatch.undo()
+    assert store.close_problem is not None
+    with opened(tmp_path) as again:
+        assert bodies(again) == [b"1"]
+
+
+def test_a_store_that_is_lost_during_its_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_dir(path: Path) -> bool:
+        if path.name == "consumequeue":
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return found(path)
+
+    found = Path.is_dir
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    with pytest.raises(StoreNotFound, match="cannot be read: Stale file handle: mount the network"):
+        opened(tmp_path)
+
+
+def test_a_folder_that_cannot_be_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lstat(path: Path) -> os.stat_result:
+        if path.name == "consumequeue":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return found(path)
+
+    found = Path.lstat
+    monkeypatch.setattr(Path, "lstat", lstat)
+    with pytest.raises(StoreUnavailable, match="consumequeue: cannot be read: Input/output error"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("error", [SyncDelayed("a step failed"), OSError("a step failed")])
+def test_a_last_step_that_fails_makes_close_raise_nothing(tmp_path: Path, error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    store = opened(tmp_path)
+    store.put(lq.Message("t", b"1"))
+    store._engine._end.insert(0, fail)
+    store.close()
+    assert store.close_problem == "a step failed"

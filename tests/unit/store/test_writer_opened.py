@@ -520,3 +520,15 @@ def test_a_new_store_beside_the_log_of_a_broker_is_made(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     with opened(tmp_path / "new") as store:
         store.put(lq.Message("t", b"x"))
+
+
+def test_a_lost_index_is_made_again(tmp_path: Path) -> None:
+    """Otherwise queries would no longer find the old keys as soon as the index has a new file."""
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", b"old", keys="k"))
+    shutil.rmtree(tmp_path / "index")
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", b"new", keys="other"))
+    with lq.MessageStore.open(tmp_path, config=config()) as reader:
+        assert [message.body for message in reader.query("t", "k")] == [b"old"]
+        assert [message.body for message in reader.query("t", "other")] == [b"new"]

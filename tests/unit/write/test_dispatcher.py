@@ -240,7 +240,8 @@ def test_in_the_background_a_failure_stops_the_store(store: Store) -> None:
         with pytest.raises(CorruptFrame, match="magic"):
             service.wait_dispatched(1, timeout_s=30)
         assert store.flags.refusals
-        assert store.flags.why == Refusal.LOGICS_QUEUE_ERROR.value
+        start = f"{Refusal.LOGICS_QUEUE_ERROR.value}: the message at physical offset 0: "
+        assert store.flags.why.startswith(start) and "magic" in store.flags.why
     finally:
         service.stop()
 

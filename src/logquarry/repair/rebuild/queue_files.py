@@ -16,6 +16,7 @@ from typing import Final
 from weakref import proxy
 
 from logquarry.disk.disk import Disk
+from logquarry.disk.folders import TopicFolders
 from logquarry.format import queue_entry
 from logquarry.format.arrays import Int64, consecutive
 from logquarry.format.index import IndexShape
@@ -95,11 +96,13 @@ class EntryFiles:
         self._disk = disk
         self._folder = folder
         self._file_size = file_size
+        self._topics = TopicFolders(disk, folder)
         # Number of bytes of the entries that are not written yet.
         self._held = 0
         self._touched: dict[Path, None] = {}
 
     def _write_bytes(self, key: QueueKey, position: int, data: bytes | bytearray) -> None:
+        self._topics.require_own(key[0])
         rest = memoryview(data)
         while rest:
             count = min(len(rest), self._file_size - position % self._file_size)

@@ -85,6 +85,7 @@ from logquarry.repair.recover.open_check import settled_names
 from logquarry.repair.recover.store_folders import (
     check_file_size,
     check_log,
+    lost_names,
     sync_files,
 )
 from logquarry.systems import folders_below
@@ -164,8 +165,13 @@ def rebuild(
         # Check only the log's folders and files. The rebuild moves the folders of queues and index
         # to quarantine, with any foreign files in them.
         check_log(root, settings)
-    if into is None and CONSUME_QUEUE in names and not layout.is_live():
-        # Check for missing log files before the log is read, which can take hours.
+    if (
+        into is None
+        and CONSUME_QUEUE in names
+        and not (layout.is_live() or lost_names(root, layout.log_folders))
+    ):
+        # Check for missing log files before the log is read, which can take hours. If a file has
+        # only its second name, the rebuild first restores the file, and checks later.
         end = layout.commit_log.end
         search = LossSearch(layout, end=end, damage=tuple(missing_files(layout, end)))
         require_consent(layout.root, search.loss(), None)

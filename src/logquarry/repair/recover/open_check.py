@@ -61,6 +61,7 @@ from logquarry.repair.recover.store_folders import (
     check_listed,
     discard_names,
     lost_names,
+    names_to_restore,
     restored_names,
     sync_files,
 )
@@ -183,6 +184,9 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         raise NeedsRecovery("it has a log, but no queues that show how far the log was dispatched")
     start = max(queued, log.min_offset)
     if settings.message_index_enable:
+        if end > log.min_offset and store_files.INDEX not in layout.folders:
+            # Otherwise, with the next key, queries would no longer find the keys of older messages.
+            raise NeedsRecovery("it has no index of its messages")
         shape = settings.index_shape
         fault = None if shape is None else index_fault(layout, shape, log_end=end)
         if fault is not None:
@@ -311,6 +315,11 @@ def settled_names(layout: StoreLayout, config: StoreConfig, disk: Disk) -> Itera
         discard_names(root, layout.log_folders, disk)
 
 
+def restored_files(layout: StoreLayout, config: StoreConfig, disk: Disk) -> list[Path]:
+    """Return the files that :func:`settled_names` would restore. The store is not changed."""
+    return [] if _are_foreign(layout, config) else names_to_restore(layout, disk)
+
+
 def _are_foreign(layout: StoreLayout, config: StoreConfig) -> bool:
     """Whether files have only a second name, and none of these files belongs to the store.
 
@@ -354,9 +363,12 @@ def check_before_lock(root: Path, config: StoreConfig, accept_loss: int | None) 
 
 
 def _is_store(root: Path) -> bool:
-    return any(
-        (root / name).is_dir() for name in (store_files.COMMIT_LOG, store_files.CONSUME_QUEUE)
-    )
+    try:
+        return any(
+            (root / name).is_dir() for name in (store_files.COMMIT_LOG, store_files.CONSUME_QUEUE)
+        )
+    except OSError as error:
+        raise StoreNotFound(f"{root}: cannot be read: {reason_of(error)}") from error
 
 
 def _check_sizes(layout: StoreLayout, config: StoreConfig, queues: Iterable[Queue]) -> None:

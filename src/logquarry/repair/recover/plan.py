@@ -34,6 +34,9 @@ RecoveryMode = Literal["safe", "rocketmq"]
 class StepKind(Enum):
     """The kind of a step."""
 
+    RESTORE = "restore"
+    """Restore the name of a file that has only its second name. Only plans that are not applied
+    have this step."""
     RENAME = "rename"
     """Rename a log file: its frames show the right name. The step's ``offset`` is this name."""
     CUT = "cut"

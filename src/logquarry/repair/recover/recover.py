@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ from logquarry.arguments import Clock, Progress, now_ms
 from logquarry.config import RECOVERIES, StoreConfig, settings_of
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile, StoreLock, held_by, is_lockable
+from logquarry.disk.name_guard import link_of
 from logquarry.errors import StoreNotFound, StoreUnavailable, UnreadableFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_store
@@ -27,7 +29,7 @@ from logquarry.repair.audit.log import are_stale_bytes
 from logquarry.repair.rebuild.build import bring_out_cut_off
 from logquarry.repair.recover.apply import apply_safe
 from logquarry.repair.recover.loss import require_consent
-from logquarry.repair.recover.open_check import find_store, settled_names
+from logquarry.repair.recover.open_check import find_store, restored_files, settled_names
 from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, StepKind, Steps
 from logquarry.repair.recover.rocketmq import RocketmqPlan, apply_rocketmq, plan_rocketmq
 from logquarry.repair.recover.safe import SafePlan, plan_safe
@@ -91,6 +93,8 @@ def recover(
         if layout.is_live():
             raise StoreUnavailable(f"{root}: {held_by(root)}")
         plan = _planned(root, mode, settings, progress)
+        if lost := restored_files(layout, settings, disk or Disk()):
+            plan = _with_restored(plan, lost)
         if unsupported is not None:
             reason = str(unsupported).removeprefix(f"{root}: ")
             plan = dataclasses.replace(plan, steps=(), refused=reason)
@@ -119,6 +123,21 @@ def recover(
     finally:
         lock.release()
     return plan
+
+
+def _with_restored(plan: RecoveryPlan, lost: Iterable[Path]) -> RecoveryPlan:
+    """Return a plan that first restores files. If the plan would be refused or lose messages
+    without these files, leave out its other steps: with the files, they are other steps.
+    """
+    reason = "only its second name is left"
+    if plan.refused is not None or plan.loss is not None:
+        reason += "; the other steps are planned after this step"
+        plan = dataclasses.replace(plan, steps=(), damage=(), refused=None, loss=None)
+    steps = Steps()
+    for path in lost:
+        second = link_of(path).relative_to(plan.root)
+        steps.add(StepKind.RESTORE, str(path.relative_to(plan.root)), f"{reason}: {second}")
+    return dataclasses.replace(plan, steps=(*steps, *plan.steps))
 
 
 def _require_possible(plan: RecoveryPlan, accept_loss: int | None) -> None:

@@ -119,6 +119,11 @@ def restored_names(layout: StoreLayout, disk: Disk) -> AbstractContextManager[li
     return NameGuard(disk).restored(_named_folders(Path(layout.root), layout.log_folders))
 
 
+def names_to_restore(layout: StoreLayout, disk: Disk) -> list[Path]:
+    """Return the names that :func:`restored_names` would restore."""
+    return NameGuard(disk).lost(_named_folders(Path(layout.root), layout.log_folders))
+
+
 def discard_names(root: Path, log_folders: LogFolders, disk: Disk) -> None:
     """Remove the second names of a store that needs no recovery, without restoring files.
 
@@ -240,9 +245,13 @@ def _found(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
     except OSError as error:
-        if not path.is_symlink():
-            return None
-        where = path.readlink()
+        try:
+            if not path.is_symlink():
+                return None
+            where = path.readlink()
+        except OSError as failed:
+            reason = f"cannot be read: {reason_of(failed)}"
+            raise StoreUnavailable(f"{path}: {reason}") from failed
         reason = (
             f"it is a link to {where}, which does not exist: mount that disk, or correct the link"
         )

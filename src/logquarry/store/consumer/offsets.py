@@ -63,9 +63,12 @@ class _Beginning:
     Attributes:
         queue_ids: the queues that existed at the first call of ``begin``. In a queue that is
             created later, the group starts at the first message.
-        start: the user's choice; None if the group must start at the first message of each queue.
+        start: the user's choice; None if the group must start at the first message of each queue,
+            or at the estimate.
         saved_at: time (milliseconds) at which the lost offsets were last written, and the file with
-            this change time; None if no offsets were lost, or this time is unknown.
+            this change time; None if no offsets were lost, or this time is unknown. If ``start`` is
+            not None, the offsets are possibly lost: the group starts at ``start`` or at the
+            estimate, whichever is earlier.
     """
 
     queue_ids: frozenset[int]
@@ -130,6 +133,14 @@ class Progress:
         if topic == retry_topic(group):
             # The retry topic has only messages that this group sent back, so skip none of them.
             return _Beginning(queue_ids)
+        if start.at != "earliest" and self._lost.unread is not None:
+            logger.warning(
+                "group %s: its offsets in %s may be lost, because %s cannot be read: the group "
+                "starts at its last write, unless %s is earlier. If no other group needs the file, "
+                "delete it",
+                *(group, topic, self._lost.unread, start.at),
+            )
+            return _Beginning(queue_ids, start, self._lost.saved_at)
         return _Beginning(queue_ids, start)
 
     def has_offset(self, group: str, topic: str, queue_id: int) -> bool:
@@ -147,18 +158,22 @@ class Progress:
                 return known
             beginning = self._beginnings[group, topic]
             offset, end = self._reader.bounds(topic, queue_id)
-            start = beginning.start if queue_id in beginning.queue_ids else None
-            if queue_id in beginning.queue_ids and beginning.saved_at is not None:
-                saved_at, path = beginning.saved_at
-                offset = self._reader.first_since(topic, queue_id, saved_at - BEFORE_MS)
-                reason = (
-                    f"messages stored from {BEFORE_MS // 1000} s before the last write of {path}"
-                )
-                self._take(group, topic, queue_id, offset, reason)
-            elif start is not None and start.at == "latest":
+            is_new = queue_id not in beginning.queue_ids
+            start = None if is_new else beginning.start
+            saved = None if is_new else beginning.saved_at
+            if start is not None and start.at == "latest":
                 offset = end
             elif start is not None and start.at == "timestamp":
                 offset = self._reader.first_since(topic, queue_id, start.timestamp_ms)
+            if saved is not None:
+                estimate = self._reader.first_since(topic, queue_id, saved[0] - BEFORE_MS)
+                if start is None or estimate < offset:
+                    offset = estimate
+                    reason = (
+                        f"messages stored from {BEFORE_MS // 1000} s before the last write of "
+                        f"{saved[1]}"
+                    )
+                    self._take(group, topic, queue_id, offset, reason)
             self.offsets.commit(topic, group, queue_id, offset)
             return offset
 
@@ -209,6 +224,8 @@ class LostOffsets:
         self._aside = sorted(aside.glob(f"{name}*")) if aside.is_dir() else []
         # Read the time now, because later saves of the offsets change it.
         self.saved_at = self._find_saved_at()
+        self.unread = next((path for path in self.files if _text(path) is None), None)
+        """An offset file that the disk does not deliver: it may name any group. Else None."""
 
     @property
     def files(self) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -148,9 +149,40 @@ def test_a_file_that_has_only_its_second_name_comes_back(tmp_path: Path) -> None
     root = crashed(tmp_path, torn=False)
     (second,) = (root / ".logquarry" / "names" / "commitlog").iterdir()
     (root / "commitlog" / second.name).unlink()
+    plan = lq.recover(root)
+    assert plan.refused is None and plan.loss is None
+    assert (plan.steps[0].kind, plan.steps[0].file) == (
+        StepKind.RESTORE,
+        f"commitlog/{second.name}",
+    )
+    assert not (root / "commitlog" / second.name).exists()
     lq.recover(root, apply=True)
     with lq.MessageStore.open(root) as store:
         assert len(bodies(store)) == COUNT
+
+
+@pytest.mark.parametrize("repair", [lq.recover, lq.rebuild])
+def test_a_file_in_the_middle_that_has_only_its_second_name(
+    tmp_path: Path, repair: Callable[..., object]
+) -> None:
+    """The plan does not report that the file's messages would be lost, and no repair is refused."""
+    store = lq.MessageStore.open(tmp_path / "live", mode="rw", config=config())
+    for number in range(300):
+        store.put(lq.Message("t", b"%d" % number, keys="k"))
+    assert store.wait_dispatched(timeout=60)
+    root = tmp_path / "s"
+    shutil.copytree(store.root, root)
+    store.close()
+    files = sorted((root / "commitlog").iterdir())
+    assert len(files) > 2
+    files[1].unlink()
+    plan = lq.recover(root, config=config())
+    assert plan.refused is None and plan.loss is None and plan.damage == ()
+    assert [step.file for step in plan.steps] == [f"commitlog/{files[1].name}"]
+    repair(root, apply=True, config=config())
+    lq.recover(root, apply=True, config=config())
+    with lq.MessageStore.open(root, config=config()) as opened:
+        assert bodies(opened) == [b"%d" % number for number in range(300)]
 
 
 @pytest.mark.parametrize("recovery", ["safe", "rocketmq"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry.disk import config_file
 from logquarry.disk.config_file import ConsumerOffsets
 from logquarry.format import broker_json
 from logquarry.message import Message
+from logquarry.store.consumer import offsets as offsets_module
 from logquarry.testing.clock import FakeClock
 from tests.helpers.consumer_stores import numbers, saved
 from tests.helpers.small_store import NOW, config
@@ -105,6 +108,37 @@ def test_a_group_that_comes_after_the_file_was_written_anew(root: Path) -> None:
         # This group has never read u, and has lost no offset there.
         with store.consumer("other", "u", start="earliest", timeout=0) as consumer:
             assert consumer.estimates == () and numbers(consumer) == list(range(100))
+
+
+@pytest.mark.parametrize("start", ["latest", "timestamp", "earliest"])
+def test_a_file_that_the_disk_does_not_deliver(
+    root: Path, start: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file may name any group, so no group starts after the estimate."""
+
+    def failing(path: Path) -> bytes:
+        if file(root).name in path.name and path.read_bytes() == lost:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return path.read_bytes()
+
+    def begin(group: str) -> None:
+        at = NOW + 80 * STEP if start == "timestamp" else None
+        first = 0 if start == "earliest" else SAVED - BEFORE
+        with (
+            opened(root) as store,
+            store.consumer(group, "t", start=start, timestamp=at, timeout=0) as consumer,
+        ):
+            assert numbers(consumer) == list(range(first, 100))
+            assert len(consumer.estimates) == (start != "earliest")
+
+    lost = file(root).read_bytes()
+    for module in (config_file, offsets_module):
+        monkeypatch.setattr(module, "read_file", failing)
+    begin("g")
+    # The file is in quarantine now, and still cannot be read.
+    begin("other")
+    if start != "earliest":
+        assert "quarantine/config/consumerOffset.json cannot be read" in caplog.text
 
 
 def test_the_backup_is_read(root: Path, caplog: pytest.LogCaptureFixture) -> None:
