@@ -21,6 +21,7 @@ from logquarry.log.walk import LogEnd, LogReader, Run
 from logquarry.repair.audit.runs import SoundReader
 from logquarry.repair.salvage.salvage import salvage_store
 from logquarry.repair.verification import verify_store
+from logquarry.store.overview import overview
 from tests.conformance.rocketmq5 import Copied, expected_offsets, state_of
 from tests.helpers.command import run
 from tests.helpers.files import flip, overwrite
@@ -156,3 +157,12 @@ def test_two_ledgers_are_not_read_as_one(copied: Copied) -> None:
     with pytest.raises(UnsupportedStore, match="DLedger") as raised:
         lq.MessageStore.open(root)
     assert raised.value.feature == "dledger"
+
+
+def test_the_overview_has_the_store_times_of_a_dledger_log(copied: Copied) -> None:
+    root = copied("5.5.0-dledger")
+    with lq.MessageStore.open(root) as store:
+        found = overview(store)
+        times = [message.store_timestamp for message in store.scan()]
+    assert (found.first_time, found.last_time) == (times[0], times[-1])
+    assert not any(line.split() == ["stored", "-"] for line in run("info", root).stdout.splitlines())

@@ -183,6 +183,8 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
     if isinstance(error, UnsupportedStore) and not is_log_place(error):
         if store is None or typed[0] == "salvage":
             return None
+        if typed[0] == "recover":
+            return _after_refused_recovery(error, store, config)
         return line("salvage", store, "--into", "DIR", config=config)
     if is_full_disk(error):
         is_limit = isinstance(error, OSError) and error.errno == errno.EFBIG
@@ -253,8 +255,23 @@ def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | No
     if found is not None and layout.log_folders.feature is not None:
         return line("convert", store, "--into", "DIR", config=config)
     if found is not None and not is_log_place(found):
-        return line("salvage", store, "--into", "DIR", config=config)
+        return _after_refused_recovery(found, store, config)
     return line(command, store, before="do what the first line of the plan says", config=config)
+
+
+def _after_refused_recovery(error: UnsupportedStore, store: str, config: str | None) -> str:
+    """Return the next step after a feature of a store has forbidden a recovery.
+
+    A broker recovers a store with one of the features below, but ends the log at damage. So
+    ``verify`` must first determine whether the log has damage; its next step is then to start the
+    broker, or to salvage the store.
+    """
+    from logquarry.read import features
+
+    by_broker = (features.COMPACTION, features.CONTROLLER, features.QUEUE_EXT, features.TIERED)
+    if error.feature in by_broker:
+        return line("verify", store, config=config)
+    return line("salvage", store, "--into", "DIR", config=config)
 
 
 def is_convertible(store: str, config: str | None) -> bool:
