@@ -165,4 +165,5 @@ def test_the_overview_has_the_store_times_of_a_dledger_log(copied: Copied) -> No
         found = overview(store)
         times = [message.store_timestamp for message in store.scan()]
     assert (found.first_time, found.last_time) == (times[0], times[-1])
-    assert not any(line.split() == ["stored", "-"] for line in run("info", root).stdout.splitlines())
+    lines = [line.split() for line in run("info", root).stdout.splitlines()]
+    assert ["stored", "-"] not in lines
