@@ -229,6 +229,14 @@ KINDS: Final[Mapping[str, Kind]] = {
         "correct the link",
     ),
     "bad_config": _damage(Action.RESTORE, "an invalid file in config/"),
+    "bad_epochs": _damage(
+        Action.RESTORE,
+        "the list of the controller's epochs (epochFileCheckpoint) is invalid. A broker reads "
+        "epochFileCheckpoint.bak instead; if that file is invalid too, the broker cannot find the "
+        "point up to which its log equals the master's log",
+        "put the file back from a backup. Or make the member again: start the broker with an empty "
+        "store as a slave, which then copies the log of the master",
+    ),
     "bad_rocksdb_store": _damage(
         Action.RESTORE,
         "RocksDB cannot read index, timers and transactions (rocksdbstore/) or pop records "

@@ -182,6 +182,7 @@ class _Verification:
         )
         verify_files.check_names(self.layout, self.report)
         verify_files.check_config(self.layout, self.report)
+        verify_files.check_epochs(self.layout, self.report)
         verify_files.check_databases(self.layout, self.report, is_live=self.live)
         if not self.live:
             self.report.findings += timer_faults(self.layout)

@@ -19,6 +19,7 @@ from logquarry.dialect31.state_table import TransactionCheck
 from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile
 from logquarry.format import broker_json, checkpoint, properties, queue_entry
 from logquarry.format.config_records import CONFIG_TABLES
+from logquarry.format.epochs import EPOCH_FILE, decode_epochs
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import kept_settings
 from logquarry.log.broker_version import OFFSET_AT, ROCKSDB_STORE, harmed_offset
@@ -174,6 +175,16 @@ def check_config(layout: StoreLayout, report: VerifyReport) -> None:
             report.add("bad_config", path, 0, str(error))
         except FileNotFoundError:
             continue
+
+
+def check_epochs(layout: StoreLayout, report: VerifyReport) -> None:
+    """Check the list of the controller's epochs, if there is one."""
+    try:
+        decode_epochs(layout.filesystem.read(EPOCH_FILE))
+    except (FileNotFoundError, UnreadableFile):
+        return
+    except ValueError as error:
+        report.add("bad_epochs", EPOCH_FILE, 0, str(error))
 
 
 def check_databases(layout: StoreLayout, report: VerifyReport, *, is_live: bool) -> None:
