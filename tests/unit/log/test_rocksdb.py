@@ -183,3 +183,19 @@ def test_a_broker_that_no_longer_uses_the_single_database(
     expected = 7 if is_single else 8
     assert layout.read_topics()["Orders"].read_queues == expected
     assert consumer_offsets(layout) == {("Orders", "cg"): {0: expected}}
+
+
+def test_offsets_that_a_broker_did_not_copy_into_the_single_database(tmp_path: Path) -> None:
+    """Until the first commit, the single database has no column family for consumer offsets."""
+    rocksdict = pytest.importorskip("rocksdict")
+    with opened(tmp_path) as store:
+        store.put(lq.Message("Orders", b"1"))
+    options = rocksdict.Options(raw_mode=True)
+    options.create_missing_column_families(True)
+    path = tmp_path / "config" / "metadata"
+    families: Any = {"topic": rocksdict.Options(raw_mode=True)}
+    with rocksdict.Rdict(str(path), options, families) as database:
+        database.get_column_family("topic")[b"Orders"] = b'{"topicName": "Orders"}'
+    with rocksdict.Rdict(str(path.with_name("consumerOffsets")), options) as database:
+        database[b"Orders@cg"] = b'{"offsetTable":{"0":9}}'
+    assert consumer_offsets(StoreLayout.open(tmp_path)) == {("Orders", "cg"): {0: 9}}
