@@ -13,7 +13,7 @@ import logquarry as lq
 from logquarry.errors import UnsupportedStore
 from logquarry.format import sys_flag
 from logquarry.format.arrays import POSITION
-from logquarry.format.frame import Frame
+from logquarry.format.frame import ENTRY_HEAD, ENTRY_MAGIC, Frame
 from logquarry.log.frames import guided
 from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import Stretch, StretchReader, tiles
@@ -21,6 +21,7 @@ from logquarry.log.walk import LogEnd, LogReader, Run
 from logquarry.repair.audit.runs import SoundReader
 from logquarry.repair.salvage.salvage import salvage_store
 from logquarry.repair.verification import verify_store
+from logquarry.store.overview import overview
 from tests.conformance.rocketmq5 import Copied, expected_offsets, state_of
 from tests.helpers.command import run
 from tests.helpers.files import flip, overwrite
@@ -156,3 +157,59 @@ def test_two_ledgers_are_not_read_as_one(copied: Copied) -> None:
     with pytest.raises(UnsupportedStore, match="DLedger") as raised:
         lq.MessageStore.open(root)
     assert raised.value.feature == "dledger"
+
+
+def test_the_overview_has_the_store_times_of_a_dledger_log(copied: Copied) -> None:
+    root = copied("5.5.0-dledger")
+    with lq.MessageStore.open(root) as store:
+        found = overview(store)
+        times = [message.store_timestamp for message in store.scan()]
+    assert (found.first_time, found.last_time) == (times[0], times[-1])
+    lines = [line.split() for line in run("info", root).stdout.splitlines()]
+    assert ["stored", "-"] not in lines
+
+
+@pytest.mark.parametrize("harm", ["swapped", "renamed"])
+def test_files_with_wrong_names_in_a_dledger_log(harm: str, tmp_path: Path, copied: Copied) -> None:
+    root = copied("5.5.0-dledger")
+    folder = root / "dledger-n0" / "data"
+    first, second = folder / f"{0:020d}", folder / f"{131_072:020d}"
+    if harm == "swapped":
+        # A second file with the content that a log of this length would have.
+        second.write_bytes(_moved(first.read_bytes(), 131_072))
+        assert not [
+            f for f in verify_store(StoreLayout.open(root)).findings if "misnamed" in f.kind
+        ]
+        first.rename(tmp_path / "file")
+        second.rename(first)
+        (tmp_path / "file").rename(second)
+        names = {str(first.relative_to(root)): second, str(second.relative_to(root)): first}
+    else:
+        first.rename(f"{first}.bak")
+        first.with_name(second.name).write_bytes(
+            _moved((folder / f"{first}.bak").read_bytes(), 131_072)
+        )
+        names = {f"{first.relative_to(root)}.bak": first}
+    found = verify_store(StoreLayout.open(root)).findings
+    shown = {one.file: one.reason for one in found if one.kind == "misnamed_entries"}
+    assert shown.keys() == names.keys()
+    for file, right in names.items():
+        assert shown[file].endswith(f"rename the file to {right.relative_to(root)}")
+    step = run("verify", root, code=1).stdout.splitlines()[-1]
+    assert step == (
+        "next: rename the files as the findings misnamed_entries say, then: logquarry verify "
+        f"{root}"
+    )
+
+
+def _moved(data: bytes, by: int) -> bytes:
+    """The bytes of a DLedger file whose log begins ``by`` bytes later."""
+    made = bytearray(data)
+    at = 0
+    while int.from_bytes(made[at : at + 4]) == ENTRY_MAGIC:
+        size = int.from_bytes(made[at + 4 : at + 8])
+        for place in (at + 24, at + ENTRY_HEAD.size + 28):
+            value = int.from_bytes(made[place : place + 8]) + by
+            made[place : place + 8] = value.to_bytes(8)
+        at += size
+    return bytes(made)

@@ -54,3 +54,55 @@ def test_batch_topics_with_queues_in_rocksdb(tmp_path: Path, copied: Copied) -> 
     assert "queue.type=BatchCQ" in run("rebuild", store, "--queues", code=4).stderr
     run("salvage", store, "--into", tmp_path / "new", code=1)
     assert "no damage" in run("verify", tmp_path / "new").stdout
+
+
+@pytest.mark.parametrize("name", ["5.5.0-compaction", "5.5.0-controller", "5.5.0-cqext"])
+def test_recover_and_verify_agree_on_the_next_step(name: str, copied: Copied) -> None:
+    store = copied(name)
+    (store / "abort").touch()
+    step = f"next: logquarry verify {store}"
+    for options in (), ("--apply",):
+        assert next_of("recover", store, *options, code=4) == step
+    assert next_of("verify", store, code=0).startswith("next: start the broker on the store")
+    overwrite(store / "commitlog" / f"{0:020d}", 100, b"harm")
+    assert next_of("recover", store, code=4) == step
+    assert next_of("verify", store, code=1) == f"next: logquarry salvage {store} --into DIR"
+
+
+def test_a_recovery_of_a_controller_store_is_left_to_the_broker(copied: Copied) -> None:
+    refused = " ".join(run("recover", copied("5.5.0-controller"), code=4).stdout.split())
+    assert "Way out: start the broker on the store" in refused
+    assert "copy the store without epochFileCheckpoint" in refused
+
+
+def test_a_wrong_index_of_a_controller_store_is_rebuilt(copied: Copied) -> None:
+    """After a change of the master, the broker can leave wrong entries in the index."""
+    store = copied("5.5.0-controller")
+    (store / "abort").touch()
+    (index,) = (store / "index").iterdir()
+    overwrite(index, 40 + 500 * 4 + 20 + 4, (77).to_bytes(8))
+    step = next_of("verify", store, code=1)
+    assert step == f"next: logquarry rebuild {store} --in-place --index"
+    step = next_of("rebuild", store, "--in-place", "--apply", "--index", code=0)
+    assert step == f"next: logquarry verify {store}"
+    assert next_of("verify", store, code=0).startswith("next: start the broker on the store")
+
+
+@pytest.mark.parametrize("harm", ["cut", "crc", "count", "empty", "text"])
+def test_an_invalid_list_of_epochs_is_damage(harm: str, copied: Copied) -> None:
+    store = copied("5.5.0-controller")
+    run("verify", store)
+    path = store / "epochFileCheckpoint"
+    count, crc, *epochs = path.read_text().splitlines()
+    harmed = {
+        "cut": path.read_text()[:-2],
+        "crc": "\n".join([count, crc, "1-1", ""]),
+        "count": "\n".join(["7", crc, *epochs, ""]),
+        "empty": "",
+        "text": "no epochs\n",
+    }
+    path.write_text(harmed[harm])
+    shown = run("verify", store, code=1).stdout
+    assert "bad_epochs" in shown
+    step = "next: put epochFileCheckpoint back from a backup, then: logquarry verify"
+    assert shown.splitlines()[-1] == f"{step} {store}"

@@ -7,6 +7,7 @@ and options of the command that the user typed.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -121,6 +122,13 @@ def after_verify(report: VerifyReport, store: str, config: str | None) -> str | 
     if refused := _refused(found.words, store, config):
         if is_convertible(store, config):
             return line("convert", store, "--into", "DIR", config=config)
+        files = [one for one in report.findings if one.kind != "abort_file"]
+        other = next_step(dataclasses.replace(report, findings=files))
+        rebuilds = other is not None and other.words[0] == "rebuild"
+        if other is not None and rebuilds and not _refused(other.words, store, config):
+            # The broker recovers the store, but does not repair its queues and its index.
+            command, *rest = other.words
+            return line(command, store, *rest, before=other.before, config=config)
         is_whole = not report.has_damage
         if is_whole and refused.feature not in (features.ROCKSDB_QUEUES, features.ROCKSDB_STORE):
             before = "start the broker on the store, which recovers the store, and stop the broker"
@@ -183,6 +191,8 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
     if isinstance(error, UnsupportedStore) and not is_log_place(error):
         if store is None or typed[0] == "salvage":
             return None
+        if typed[0] == "recover":
+            return _after_refused_recovery(error, store, config)
         return line("salvage", store, "--into", "DIR", config=config)
     if is_full_disk(error):
         is_limit = isinstance(error, OSError) and error.errno == errno.EFBIG
@@ -253,8 +263,31 @@ def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | No
     if found is not None and layout.log_folders.feature is not None:
         return line("convert", store, "--into", "DIR", config=config)
     if found is not None and not is_log_place(found):
-        return line("salvage", store, "--into", "DIR", config=config)
+        return _after_refused_recovery(found, store, config)
     return line(command, store, before="do what the first line of the plan says", config=config)
+
+
+def after_rebuild(store: str, config: str | None) -> str:
+    """Return the next step after a rebuild of a store that was not shut down cleanly."""
+    refused = _refused(("recover",), store, config)
+    if refused is not None:
+        return _after_refused_recovery(refused, store, config)
+    return line("recover", store, config=config)
+
+
+def _after_refused_recovery(error: UnsupportedStore, store: str, config: str | None) -> str:
+    """Return the next step after a feature of a store has forbidden a recovery.
+
+    A broker recovers a store with one of the features below, but ends the log at damage. So
+    ``verify`` must first determine whether the log has damage; its next step is then to start the
+    broker, or to salvage the store.
+    """
+    from logquarry.read import features
+
+    by_broker = (features.COMPACTION, features.CONTROLLER, features.QUEUE_EXT, features.TIERED)
+    if error.feature in by_broker:
+        return line("verify", store, config=config)
+    return line("salvage", store, "--into", "DIR", config=config)
 
 
 def is_convertible(store: str, config: str | None) -> bool:

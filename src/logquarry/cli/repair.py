@@ -293,7 +293,7 @@ def _show_rebuild(out: Output, report: RebuildReport, store: str, config: str | 
     out.line()
     if report.into is None and report.has_abort:
         out.line("  the store was not shut down cleanly; rebuild does not change that")
-        out.line(outcome.line("recover", store, config=config))
+        out.line(outcome.after_rebuild(store, config))
     elif report.into is None:
         out.line(outcome.line("verify", store, config=config))
 

@@ -13,6 +13,7 @@ The module also parses the file MANIFEST, to find which table files a database l
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
 import tempfile
@@ -40,6 +41,9 @@ _ATTEMPTS: Final = 3
 _MOST_NAMES: Final = 3
 _CONFIG: Final = "config"
 _FAMILY: Final = "default"
+_VERSION: Final = "kvDataVersion"
+_VERSION_SUFFIX: Final = "Version"
+_VERSION_KEY: Final = b"kvDataVersionKey"
 
 
 def is_there(filesystem: FileSystem, folder: str) -> bool:
@@ -228,10 +232,34 @@ def place_of(filesystem: FileSystem, file: str) -> str | None:
         return None
     there = {entry.name for entry in filesystem.list(_CONFIG) if entry.is_dir}
     # A broker that begins to use the single database copies the folders of version 1 into it, and
-    # does not delete these folders.
-    names = (FOLDER_V2, FOLDER_SINGLE, CONFIG_TABLES[file].folder)
+    # does not delete these folders. If the setting is switched off later, the broker uses the
+    # folders of version 1 again, and does not delete the single database.
+    names = [FOLDER_SINGLE, CONFIG_TABLES[file].folder]
+    if there.issuperset(names) and _is_single_older(filesystem):
+        names.reverse()
+    names.insert(0, FOLDER_V2)
     folders = (f"{_CONFIG}/{name}" for name in names if name in there)
     return next((folder for folder in folders if is_there(filesystem, folder)), None)
+
+
+def _is_single_older(filesystem: FileSystem) -> bool:
+    """Whether a broker changed topics or groups in the folders of version 1 after the last such
+    change in the single database. False if this is unknown.
+    """
+    if not is_installed():
+        return False
+    times = []
+    for in_single in (True, False):
+        found = 0
+        for table in CONFIG_TABLES.values():
+            folder = f"{_CONFIG}/{FOLDER_SINGLE if in_single else table.folder}"
+            family = f"{table.family}{_VERSION_SUFFIX}" if in_single else _VERSION
+            with suppress(LogquarryError, ValueError, TypeError, KeyError, AttributeError):
+                version = RocksDb(filesystem, folder).get(family, _VERSION_KEY)
+                found = max(found, int(json.loads(version or b"{}").get("timestamp", 0)))
+        times.append(found)
+    single, first = times
+    return 0 < single < first
 
 
 def read_config(filesystem: FileSystem, file: str) -> bytes:
@@ -247,6 +275,11 @@ def read_config(filesystem: FileSystem, file: str) -> bytes:
     database = RocksDb(filesystem, folder)
     version = 2 if folder.endswith(FOLDER_V2) else 1
     family = CONFIG_TABLES[file].family if folder.endswith(FOLDER_SINGLE) else _FAMILY
+    older = f"{_CONFIG}/{CONFIG_TABLES[file].folder}"
+    if family not in database.families and is_there(filesystem, older):
+        # QUIRK: 5.5.0 does not copy consumer offsets into the single database. Its column family
+        # exists only after the first commit; until then, the older folder has the offsets.
+        database, family = RocksDb(filesystem, older), _FAMILY
     prefixes = broker_json.prefixes(file, version)
     try:
         items = chain.from_iterable(database.prefixed(family, prefix) for prefix in prefixes)

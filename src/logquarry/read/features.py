@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 from logquarry.format import broker_json, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.broker_json import CONFIG_FOLDERS
+from logquarry.format.epochs import BACKUP_FILE, EPOCH_FILE
 from logquarry.format.frame import MAGIC_V2, Frame
 from logquarry.log import log_place
 from logquarry.log.earlier_writers import ROCKSDB_STORE as INDEX_TAGS_SINCE
@@ -66,14 +67,13 @@ CLEANUP: Final = "cleanup.policy"
 COMPACTION_POLICY: Final = "COMPACTION"
 _MOST_FRAMES: Final = 64
 _MOST_NAMES: Final = 8
-_EPOCHS: Final = "epochFileCheckpoint"
 _KNOWN: Final = frozenset(
     {
         *("abort", "abort.bak", "checkpoint", "commitlog", "config", "consumequeue", "index"),
         *("lock", "lost+found", "transaction", ".logquarry", ".salvage", "consumequeue_ext"),
         *("batchconsumequeue", "consumequeue_rocksdb", "timerlog", "compaction"),
         *("rocksdbstore", "kvStore", "tiered", "brokerIdentity"),
-        *("brokerIdentity.bak", _EPOCHS, f"{_EPOCHS}.bak"),
+        *("brokerIdentity.bak", EPOCH_FILE, BACKUP_FILE),
     }
 )
 _KNOWN_PREFIXES: Final = ("dledger-", "timerwheel")
@@ -375,8 +375,8 @@ class _Finder:
 
     # -------------------------------------------------------------------------------- the rest
     def _others(self) -> None:
-        if _EPOCHS in self._root or is_on(self._config, "enableControllerMode"):
-            evidence = (_EPOCHS,) if _EPOCHS in self._root else ("enableControllerMode",)
+        if EPOCH_FILE in self._root or is_on(self._config, "enableControllerMode"):
+            evidence = (EPOCH_FILE,) if EPOCH_FILE in self._root else ("enableControllerMode",)
             self._add(CONTROLLER, evidence, "a controller elects the master; epochs cut the log")
         if is_on(self._config, "writeWithoutMmap"):
             self._add(NO_MMAP, ("writeWithoutMmap",), "the log is written without maps")

@@ -89,7 +89,6 @@ _OUT = {
     names.MULTI_DISPATCH: "leave enableMultiDispatch out of the configuration: the files show it",
     names.DLEDGER: "make a plain store with `logquarry convert STORE --into DIR`",
     names.LOG_PATH: "if commitlog/ holds the whole log, leave storePathCommitLog out of --config",
-    names.CONTROLLER: "copy the store without epochFileCheckpoint and change the copy",
     names.QUEUE_EXT: "start the broker on the store: the broker recovers it",
     names.PROPERTY_CRC: "write the rows with `logquarry import`, or with put() in Python",
 }
@@ -98,6 +97,10 @@ _COPY: Final = (
     "store and lists the parts it omits"
 )
 _USUAL_OUT: Final = f"start the broker on the store: the broker recovers it; or {_COPY}"
+_OUT[names.CONTROLLER] = (
+    f"{_USUAL_OUT}; or, for a store without the controller, copy the store without "
+    "epochFileCheckpoint and change the copy"
+)
 _LOST_FILES_OUT: Final = (
     f"put the missing files back from a backup: without them, the broker does not start; or {_COPY}"
 )

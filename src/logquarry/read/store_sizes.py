@@ -210,10 +210,11 @@ def _sized(
 def _inferred_log_size(layout: StoreLayout, lasts: LastEntries | None) -> int | None:
     """Return the size of log files that the files show; None if they show no size."""
     log = layout.commit_log
-    if not log.file_size or not _is_cut_short(layout, lasts):
+    if not log.files or (log.file_size and not _is_cut_short(layout, lasts)):
         return log.file_size or None
+    # If there are several files here, each of them has 0 bytes.
     logger.warning(
-        "%s: the only log file has %s, and does not show the size of log files: "
+        "%s: this log file has %s, and no file shows the size of log files: "
         "logquarry assumes mapped_file_size_commit_log=%d. If the broker has another size, give it "
         "in the configuration",
         layout.filesystem.full_path(log.files[0].path),

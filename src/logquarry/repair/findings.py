@@ -23,6 +23,7 @@ class Action(Enum):
     QUEUES = "`rebuild --queues`"
     INDEX = "`rebuild --index`"
     RESTORE = "put the file back from a backup or from its `.bak` file"
+    RENAME = "rename the file as the reason says"
     MOVE = "move it out of the store; a broken link: mount the target's disk, or correct the link"
     SALVAGE = "`salvage --into DIR`, which corrects the offset"
     READ = "read the message with `messages --offset`; the changed bytes cannot be restored"
@@ -91,6 +92,9 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "misnamed_file": _damage(
         Action.RECOVER, "the frames in a log file show that its name is wrong"
+    ),
+    "misnamed_entries": _damage(
+        Action.RENAME, "the first entry of a file of a DLedger log shows that its name is wrong"
     ),
     "wrong_file_size": _damage(
         Action.RECOVER,
@@ -235,6 +239,14 @@ KINDS: Final[Mapping[str, Kind]] = {
         "correct the link",
     ),
     "bad_config": _damage(Action.RESTORE, "an invalid file in config/"),
+    "bad_epochs": _damage(
+        Action.RESTORE,
+        "the list of the controller's epochs (epochFileCheckpoint) is invalid. A broker reads "
+        "epochFileCheckpoint.bak instead; if that file is invalid too, the broker cannot find the "
+        "point up to which its log equals the master's log",
+        "put the file back from a backup. Or make the member again: start the broker with an empty "
+        "store as a slave, which then copies the log of the master",
+    ),
     "bad_rocksdb_store": _damage(
         Action.RESTORE,
         "RocksDB cannot read index, timers and transactions (rocksdbstore/) or pop records "
@@ -443,6 +455,8 @@ def next_step(report: VerifyReport) -> Next | None:
     if "://" in report.store and not report.store.startswith("file:"):
         # Every repair needs a local folder, but a salvage can read the store through its URL.
         return Next(("salvage", "--into", "DIR"), before)
+    if Action.RENAME in actions:
+        return Next(("verify",), "rename the files as the findings misnamed_entries say")
     if Action.MOVE in actions:
         return Next(("verify",), "do what the finding wrong_entry says")
     if Action.RECOVER in actions:

@@ -182,6 +182,7 @@ class _Verification:
         )
         verify_files.check_names(self.layout, self.report)
         verify_files.check_config(self.layout, self.report)
+        verify_files.check_epochs(self.layout, self.report)
         verify_files.check_databases(self.layout, self.report, is_live=self.live)
         if not self.live:
             self.report.findings += timer_faults(self.layout)
@@ -307,6 +308,7 @@ class _Verification:
             self.report.add("misnamed_file", path, 0, reason)
         for path, reason in names.doubts:
             self.report.add("misnamed_file", path, 0, reason)
+        verify_files.check_entry_files(self.layout, self.report)
         lacks_first = self.layout.lost_head is not None
         for found in file_differences(log.files, log.file_size, lacks_first=lacks_first):
             if found.fault in (FileFault.SIZE, FileFault.EMPTY_LAST):

@@ -17,12 +17,13 @@ from typing import Final
 from logquarry.dialect31.open_transactions import transaction_frames
 from logquarry.dialect31.state_table import TransactionCheck
 from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile
-from logquarry.format import broker_json, checkpoint, properties, queue_entry
+from logquarry.format import broker_json, checkpoint, frame, properties, queue_entry
 from logquarry.format.broker_json import CONFIG_TABLES
+from logquarry.format.epochs import EPOCH_FILE, decode_epochs
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import earlier_writers
 from logquarry.log.earlier_writers import OFFSET_AT, ROCKSDB_STORE, harmed_offset
-from logquarry.log.filesystem import LocalFileSystem, below
+from logquarry.log.filesystem import FileView, LocalFileSystem, below
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE
 from logquarry.log.rocksdb import (
@@ -174,6 +175,51 @@ def check_config(layout: StoreLayout, report: VerifyReport) -> None:
             report.add("bad_config", path, 0, str(error))
         except FileNotFoundError:
             continue
+
+
+def check_epochs(layout: StoreLayout, report: VerifyReport) -> None:
+    """Check the list of the controller's epochs, if there is one."""
+    try:
+        decode_epochs(layout.filesystem.read(EPOCH_FILE))
+    except (FileNotFoundError, UnreadableFile):
+        return
+    except ValueError as error:
+        report.add("bad_epochs", EPOCH_FILE, 0, str(error))
+
+
+def check_entry_files(layout: StoreLayout, report: VerifyReport) -> None:
+    """Report each file of a DLedger log whose first entry shows that the file's name is wrong."""
+    log = layout.commit_log
+    if not log.has_heads or not log.files:
+        return
+    folder = PurePosixPath(log.files[0].path).parent
+    files = {file.path: file.base for file in log.files}
+    ignored = (path for path in layout.ignored if PurePosixPath(path).parent == folder)
+    for path, named in (files | dict.fromkeys(ignored, -1)).items():
+        try:
+            base = _first_entry(layout.filesystem.open(path))
+        except (OSError, StoreNotFound):
+            # The check of unreadable files reports the error.
+            continue
+        if base is not None and base != named:
+            right = f"{folder}/{base:0{NAME_DIGITS}d}"
+            reason = f"its first entry begins at physical offset {base}: rename the file to {right}"
+            report.add("misnamed_entries", path, max(named, 0), reason)
+
+
+def _first_entry(view: FileView) -> int | None:
+    """Return the physical offset of the entry at the start of a DLedger file; None if no entry
+    starts there, or if its head and its frame disagree.
+    """
+    size = frame.ENTRY_HEAD.size + frame.HEAD.size
+    data = bytes(view.head(size))
+    if len(data) < size:
+        return None
+    base = frame.ENTRY_HEAD.values(data[: frame.ENTRY_HEAD.size])[4]
+    fields = frame.HEAD.struct.unpack_from(data, frame.ENTRY_HEAD.size)
+    is_entry = frame.has_entry_head_reference(memoryview(data), 0, base=base, left=view.size)
+    is_frame = fields[1] in frame.MAGICS and fields[6] == base + frame.ENTRY_HEAD.size
+    return base if is_entry and is_frame else None
 
 
 def check_databases(layout: StoreLayout, report: VerifyReport, *, is_live: bool) -> None:

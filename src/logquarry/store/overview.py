@@ -285,9 +285,13 @@ def _count(
 def _times(store: StoreReads, queues: list[Queue]) -> tuple[int | None, int | None]:
     """Return the store times of the log's first and last queued message; None if unreadable."""
     log = CommitLog(store.layout)
+    start = store.min_offset
+    if store.layout.commit_log.has_heads:
+        # In a DLedger log, a head precedes the first frame.
+        start += frame.ENTRY_HEAD.size
     entries = [entry for queue in queues if (entry := queue.last_entry) is not None]
     ends = [entry.physical_offset for entry in entries if entry.physical_offset < store.max_offset]
-    frames = map(log.sound_frame_at, (store.min_offset, max(ends, default=store.min_offset)))
+    frames = map(log.sound_frame_at, (start, max(ends, default=start)))
     first, last = (None if one is None else one.store_timestamp for one in frames)
     return first, last
 

@@ -137,3 +137,65 @@ def test_topics_groups_and_offsets_in_one_database(tmp_path: Path) -> None:
     groups = json.loads((new / "config" / "subscriptionGroup.json").read_text("utf-8"))
     assert groups["subscriptionGroupTable"]["cg"]["retryMaxTimes"] == 3
     assert not (new / "config" / "metadata").exists()
+
+
+@pytest.mark.parametrize(
+    ("single", "first", "is_single"),
+    [(200, 100, True), (200, 200, True), (200, 300, False), (None, 300, True), (200, None, True)],
+)
+def test_a_broker_that_no_longer_uses_the_single_database(
+    tmp_path: Path, single: int | None, first: int | None, *, is_single: bool
+) -> None:
+    """The versions show which of the databases a broker changed last."""
+    rocksdict = pytest.importorskip("rocksdict")
+    with opened(tmp_path) as store:
+        store.put(lq.Message("Orders", b"1"))
+    options = rocksdict.Options(raw_mode=True)
+    options.create_missing_column_families(True)
+
+    def write(folder: str, records: dict[str, tuple[bytes, Any]]) -> None:
+        families: Any = {name: rocksdict.Options(raw_mode=True) for name in records}
+        path = tmp_path / "config" / folder
+        with rocksdict.Rdict(str(path), options, families) as database:
+            for name, (key, value) in records.items():
+                database.get_column_family(name)[key] = json.dumps(value).encode()
+
+    def topic(queues: int) -> tuple[bytes, Any]:
+        table = {"topicName": "Orders", "readQueueNums": queues, "writeQueueNums": queues}
+        return b"Orders", table
+
+    def version(time: int | None) -> tuple[bytes, Any]:
+        return b"kvDataVersionKey", {"counter": 1} if time is None else {"timestamp": time}
+
+    offsets = ({"offsetTable": {"0": offset}} for offset in (7, 8))
+    group = b"Orders@cg"
+    write(
+        "metadata",
+        {
+            "topic": topic(7),
+            "topicVersion": version(single),
+            "consumerOffset": (group, next(offsets)),
+        },
+    )
+    write("topics", {"default": topic(8), "kvDataVersion": version(first)})
+    write("consumerOffsets", {"default": (group, next(offsets))})
+    layout = StoreLayout.open(tmp_path)
+    expected = 7 if is_single else 8
+    assert layout.read_topics()["Orders"].read_queues == expected
+    assert consumer_offsets(layout) == {("Orders", "cg"): {0: expected}}
+
+
+def test_offsets_that_a_broker_did_not_copy_into_the_single_database(tmp_path: Path) -> None:
+    """Until the first commit, the single database has no column family for consumer offsets."""
+    rocksdict = pytest.importorskip("rocksdict")
+    with opened(tmp_path) as store:
+        store.put(lq.Message("Orders", b"1"))
+    options = rocksdict.Options(raw_mode=True)
+    options.create_missing_column_families(True)
+    path = tmp_path / "config" / "metadata"
+    families: Any = {"topic": rocksdict.Options(raw_mode=True)}
+    with rocksdict.Rdict(str(path), options, families) as database:
+        database.get_column_family("topic")[b"Orders"] = b'{"topicName": "Orders"}'
+    with rocksdict.Rdict(str(path.with_name("consumerOffsets")), options) as database:
+        database[b"Orders@cg"] = b'{"offsetTable":{"0":9}}'
+    assert consumer_offsets(StoreLayout.open(tmp_path)) == {("Orders", "cg"): {0: 9}}

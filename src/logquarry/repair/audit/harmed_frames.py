@@ -10,7 +10,8 @@ called the *named queue* here. The frame's ids are called *harmed* if all these 
 - The other queue has an own entry near this entry. (An entry is an *own* entry if its message names
   the queue of the entry.) The search for it goes in both directions, and stops in each direction at
   the first own entry. If the other queue has only this entry, it is enough that the named queue has
-  no files.
+  no files, unless the configuration lists the topic that the frame names, but not the topic of the
+  other queue: then the folder of the topic was renamed.
 - The named queue has no entry at the frame's queue offset that points to the other queue's message
   with this offset. Such an entry would show that the files of the two queues were swapped.
 - The search meets no entry that points to a message of the named queue. Such an entry would show
@@ -52,7 +53,8 @@ its frame names. Such a message is a stray (``SeenMessages.without_strays``). In
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -228,7 +230,9 @@ class HarmedIds:
             return False
         queue = self._queue_of(key)
         if queue is not None and queue.max_offset - queue.min_offset == 1:
-            return self._queue_of(named) is None and not self._is_in_log(key, offset, [None, None])
+            if self._queue_of(named) is not None or self._is_renamed(key[0], named[0]):
+                return False
+            return not self._is_in_log(key, offset, [None, None])
         # Physical offsets of the own entries before and after this entry.
         near: list[int | None] = [None, None]
         for step in (-1, 1):
@@ -242,6 +246,16 @@ class HarmedIds:
                     near[step > 0] = frame.physical_offset
                     break
         return near != [None, None] and not self._is_in_log(key, offset, near)
+
+    def _is_renamed(self, topic: str, named: str) -> bool:
+        """Whether the configuration lists the topic ``named``, but not ``topic``, whose folder is
+        on the disk.
+        """
+        return named in self._configured and topic not in self._configured
+
+    @cached_property
+    def _configured(self) -> Container[str]:
+        return self._layout.read_topics()
 
     def _is_in_log(self, key: QueueKey, offset: int, near: list[int | None]) -> bool:
         """Whether a frame of the log names a queue and a queue offset. ``near`` contains the

@@ -326,3 +326,17 @@ def test_a_moved_file_with_one_entry(tmp_path: Path, repair: str, case: str) -> 
         position = 0 if case == "first" else 400
         (second / f"{position:020d}").rename(first / f"{position:020d}")
     check_unmoved(root, new, repair, entries)
+
+
+@pytest.mark.parametrize("repair", ["recover", "rebuild", "salvage", "opening"])
+def test_a_renamed_folder_of_a_topic_with_one_message(tmp_path: Path, repair: str) -> None:
+    """Only the list of topics shows that the folder was renamed, and the message is sound."""
+    root, new = tmp_path / "store", tmp_path / "new"
+    with opened(root) as made:
+        for number in range(7):
+            made.put(lq.Message("orders", b"%d" % number, tags="a"))
+        made.put(lq.Message("pay", b"one", tags="a"))
+    assert (root / "config" / "topics.json").exists()
+    entries = queue_bytes(root)
+    (root / "consumequeue" / "pay").rename(root / "consumequeue" / "paz")
+    check_unmoved(root, new, repair, entries)

@@ -97,3 +97,16 @@ def test_a_plan_takes_no_memory_for_the_missing_bytes(tmp_path: Path) -> None:
         tmp_path / "store",
     )
     assert int(done.stdout) < size // 4, done.stderr
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_empty_files_without_recorded_settings(
+    root: Path, files: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No file shows the size of log files, so the recovery says which size it assumes."""
+    for number in range(files):
+        (root / LOG.with_name(f"{number * SIZE:020d}")).write_bytes(b"")
+    for apply in (False, True):
+        caplog.clear()
+        lq.recover(root, apply=apply, accept_loss=1 << 20)
+        assert f"logquarry assumes mapped_file_size_commit_log={SIZE}" in caplog.text

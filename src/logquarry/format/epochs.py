@@ -1,0 +1,36 @@
+"""The epochs of controller mode: the file ``epochFileCheckpoint`` (``EpochFileCache``).
+
+A new epoch begins when the controller elects a master. The file has a line with the number of
+epochs, a line with a CRC, and a line ``EPOCH-OFFSET`` for each epoch. The CRC covers these lines;
+OFFSET is the physical offset at which the epoch begins.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import Final
+
+EPOCH_FILE: Final = "epochFileCheckpoint"
+BACKUP_FILE: Final = f"{EPOCH_FILE}.bak"
+"""Copy of the previous version of :data:`EPOCH_FILE`. A broker reads it if the file is invalid."""
+
+_FILE: Final = re.compile(r"(\d{1,9})\n(-?\d{1,11})\n((?:\d{1,9}-\d{1,19}\n)*)", re.ASCII)
+_CRC_MASK: Final = 0x7FFFFFFF
+
+
+def decode_epochs(data: bytes) -> list[int]:
+    """Return the physical offsets at which the epochs begin. Raises ValueError if the file is
+    invalid.
+    """
+    found = _FILE.fullmatch(data.decode("ascii", "replace"))
+    if found is None:
+        raise ValueError("it is not a list of epochs")
+    count, crc, lines = found.groups()
+    starts = [int(line.partition("-")[2]) for line in lines.splitlines()]
+    if int(count) != len(starts):
+        raise ValueError(f"it names {count} epochs, but has {len(starts)}")
+    actual = zlib.crc32(lines.encode()) & _CRC_MASK
+    if int(crc) & _CRC_MASK != actual:
+        raise ValueError(f"its CRC is {crc}, the epochs' is {actual}")
+    return starts
