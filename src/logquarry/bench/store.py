@@ -126,7 +126,7 @@ class Load:
 
 
 class Bench:
-    """Puts the messages of a load into a store. Measures the puts, the gets, or a consumer."""
+    """Puts the messages of a :class:`Load` into a store; measures the puts, gets, or a consumer."""
 
     def __init__(self, store: StoreWriter, load: Load) -> None:
         self._store = store
@@ -257,7 +257,9 @@ class Bench:
 
     # ------------------------------------------------------------------------------ measurements
     def timed(self, kind: str) -> dict[str, float]:
-        """Measure the puts of the load."""
+        """Put messages to warm up, then ``Load.n`` messages. Return the durations and rates of the
+        puts after the warm-up.
+        """
         load = self._load
         each = 1 if kind == "put" else load.batch
         put = self.putter(kind)

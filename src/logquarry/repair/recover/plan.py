@@ -196,7 +196,7 @@ class QueueAction(Enum):
 @dataclass(frozen=True, slots=True)
 class QueuePlan:
     """The plan for one queue. The positions in the plan are queue offsets, or, for a batch queue,
-    numbers of entries.
+    entry numbers.
 
     Attributes:
         keep_until: the entries before this position stay, and all others are cut off.

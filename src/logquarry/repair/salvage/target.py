@@ -265,7 +265,7 @@ def undo_or_finish(into: Path) -> bool:
         if any(work.iterdir()) or not (into / SIDECAR / REPORT).is_file():
             _remove_unfinished(into)
             return False
-        # The log came last: the store is complete, and a broker may use it.
+        # The log was moved last, so the store is complete, and a broker may use it.
         work.rmdir()
     return True
 
