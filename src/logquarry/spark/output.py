@@ -133,7 +133,7 @@ class OutputFolder:
         new = found.difference(before)
         places = {str(place) for file in new for place in PurePosixPath(file).parents}
         for place in (*new, *places):
-            # Another program can remove its files at any moment.
+            # Another program can remove files at any moment.
             with suppress(FileNotFoundError):
                 sync_path(self._full(place))
         return found

@@ -197,7 +197,7 @@ class RocksQueuesAudit(QueuesAudit):
             _, ours, theirs = np.intersect1d(offsets, there, return_indices=True)
             differs = np.zeros(len(offsets), np.bool_)
             differs[ours] = times[ours] != entries["store_timestamp"][theirs]
-            # Damage in a frame's queue id can make its message look like one of this queue.
+            # Damage in a frame's queue id can make its message look like a message of this queue.
             differs[ours] &= places[ours] == entries["physical_offset"][theirs]
             seen.note("queue_entry_wrong", offsets, differs, "has another store time")
 

@@ -6,8 +6,8 @@ queue offsets of batch queues. :class:`RightOffsets` finds those of other queues
 rebuild, with these rules.
 
 The expected queue offset of a message is one more than that of the previous message. If a message
-has another queue offset, and the next message does not have the queue offset after this one, the
-first rule that applies decides whether the message's queue offset is right or harmed:
+has another queue offset, and the next message's queue offset is not one more than it, the first
+rule that applies decides whether the message's queue offset is right or harmed:
 
 1. The queue on the disk has the message's entry at the expected queue offset: harmed.
 2. The queue offset is lower than expected, and the queue has the message's entry at this lower

@@ -322,7 +322,7 @@ COMPLETE: Final = "complete"
 
 
 def check_into(root: Path, target: Path, names: Iterable[str]) -> Path:
-    """Return ``target``. Raises UsageError if it cannot receive the folders ``names``."""
+    """Return ``target``. Raises UsageError if ``target`` cannot receive the folders ``names``."""
     if lies_in_store(target, root):
         raise UsageError(f"{target}: lies in the store; use --in-place to rebuild there")
     if target.exists() and not target.is_dir():
