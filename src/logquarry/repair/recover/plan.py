@@ -270,7 +270,7 @@ def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
 
 
 def save_kept(disk: Disk, path: Path, kept: Mapping[QueueKey, Mapping[int, bytes]]) -> None:
-    """Save entries for the next recovery, and sync the file; delete it if there are none."""
+    """Save entries for the next recovery, and sync the file. Without entries, delete the file."""
     document = [
         {
             "topic": topic,

@@ -370,7 +370,7 @@ class LogWriter:
             )
 
     def _patched(self, run: Run, move: int) -> Bytes:
-        """Return the bytes of some frames, with the fields that change."""
+        """Return the bytes of some frames, with their new values in the fields that change."""
         first = int(run.rows[0, POSITION])
         data = run.window.data[first : first + run.end - run.start]
         rows = run.rows

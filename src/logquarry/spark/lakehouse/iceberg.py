@@ -351,7 +351,6 @@ class TableDataFile(Source):
 
 
 def _tables(catalog: Catalog, below: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the identifiers of all tables of a catalog."""
     for namespace in catalog.list_namespaces(below):
         # Skip namespaces that are not inside `below`: a catalog without nested namespaces can list
         # the top namespaces again.
