@@ -21,7 +21,7 @@ called the *named queue* here. The frame's ids are called *harmed* if all these 
   entry was moved to the other queue. The search reads the log between the own entries before and
   after this entry.
 
-The audit treats a harmed frame as a frame of the other queue.
+The audit treats a frame with harmed ids as a frame of the other queue.
 
 No CRC covers SYSFLAG, which has the transaction type. RocketMQ makes a queue entry for each message
 of type NOT or COMMIT, and never for a message of type PREPARED or ROLLBACK. So the type of a
@@ -296,9 +296,7 @@ class HarmedIds:
 def placed(
     parts: Mapping[QueueKey, QueuePart], found: Mapping[int, Moved]
 ) -> Mapping[QueueKey, QueuePart]:
-    """Move the entries of harmed frames to the right queues. ``found`` maps the physical offset of
-    each harmed frame to the queue that the frame names, and to its right queue.
-    """
+    """Move the entries of the frames in ``found`` (by physical offset) to their right queues."""
     if not found:
         return parts
     harmed = np.fromiter(found, np.int64, len(found))
