@@ -75,10 +75,8 @@ def made_of(store: str, names: Iterable[str], config: StoreConfig) -> dict[str, 
 
 
 def read_note(note: Path) -> dict[str, Any]:
-    """Return a note: folder -> its store and settings; {} if the file is missing, or empty after a
-    power cut.
-
-    Raises UsageError if the file is not a note.
+    """Return a note, folder -> store and settings; {} if the file is missing, or empty after a
+    power cut. Raises UsageError if the file is not a note.
     """
     try:
         found = json.loads(read_file(note) or b"{}")
