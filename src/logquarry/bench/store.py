@@ -78,7 +78,7 @@ class Load:
         as_messages: only for ``put-many``: whether to put Message objects instead of record
             batches.
         warmup: number of messages that are put before the measurement. None means a quarter of
-            ``n``, but at least 200,000 messages or 1 GiB of bodies, whichever is less. With
+            ``n``, but at least the smaller one of 200,000 messages and 1 GiB of bodies. With
             ``is_sync``, None means ``n``, but at most 2,000.
         prime: only for puts: GiB of memory to use and free just before the measurement
             (:func:`logquarry.bench.peers.prime`).

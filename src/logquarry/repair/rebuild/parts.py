@@ -200,8 +200,8 @@ def write_index_file(
     """Write and sync one index file.
 
     Unless ``is_first``, the first key in ``sources`` is the last key of the previous file. The
-    function writes no entry for this key, but continues the header of the previous file: the
-    header's begin offset and begin time are those of the key's message.
+    function writes no entry for this key, but the header's begin offset and begin time are those of
+    the key's message.
     """
     file = MappedFile(disk, path, 0, shape.file_size, exclusive=True)
     try:
