@@ -78,7 +78,7 @@ class Load:
         as_messages: only for ``put-many``: whether to put Message objects instead of record
             batches.
         warmup: number of messages that are put before the measurement. None means a quarter of
-            ``n``, but at least 200,000 messages or 1 GiB of bodies, whichever is less. With
+            ``n``, but at least the smaller one of 200,000 messages and 1 GiB of bodies. With
             ``is_sync``, None means ``n``, but at most 2,000.
         prime: only for puts: GiB of memory to use and free just before the measurement
             (:func:`logquarry.bench.peers.prime`).
@@ -126,7 +126,7 @@ class Load:
 
 
 class Bench:
-    """Puts the messages of a load into a store. Measures the puts, the gets, or a consumer."""
+    """Puts the messages of a :class:`Load` into a store; measures the puts, gets, or a consumer."""
 
     def __init__(self, store: StoreWriter, load: Load) -> None:
         self._store = store
@@ -257,7 +257,9 @@ class Bench:
 
     # ------------------------------------------------------------------------------ measurements
     def timed(self, kind: str) -> dict[str, float]:
-        """Measure the puts of the load."""
+        """Put messages to warm up, then ``Load.n`` messages. Return the durations and rates of the
+        puts after the warm-up.
+        """
         load = self._load
         each = 1 if kind == "put" else load.batch
         put = self.putter(kind)

@@ -116,8 +116,8 @@ def _check_dead_letters(plan: LoadPlan) -> None:
     held = (store for store in stores if lies_in_store(plan.dead_letters, store, plan.config))
     if (store := next(held, None)) is not None:
         raise UsageError(
-            f"deadLetterPath: {plan.dead_letters} lies in {store}, and dead letters there would "
-            "count as files of the store: give a folder outside of it"
+            f"deadLetterPath: {plan.dead_letters} lies in {store}, where dead letters would look "
+            "like files of the store: give a folder outside of it"
         )
 
 
@@ -131,7 +131,7 @@ def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
     Raises StoreError if the messages cannot be put into their queues. The log then already has
     the load, and the next opening of the store puts its messages into the queues.
     """
-    # An attempt that Spark gave up can still be running and hold the lock of the store.
+    # An attempt that Spark has given up can still be running, and can hold the store's lock.
     opened = _patiently(
         lambda: StoreWriter.start(appending.store, config=appending.config, disk=disk),
         lambda: _is_held(appending.store),
@@ -311,7 +311,7 @@ def _require_repeated(
         if is_batch
         else "pass a higher txnVersion for other rows"
     )
-    raise UsageError(f"{plan.path}: {load} cannot be skipped as loaded before: {why}: {advice}")
+    raise UsageError(f"{plan.path}: {load} is not a repetition of an earlier load: {why}: {advice}")
 
 
 def _place_dead_letters(plan: LoadPlan, load: LoadId, tasks: Sequence[Staged], disk: Disk) -> None:

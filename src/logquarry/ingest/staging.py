@@ -267,7 +267,7 @@ class Stager:
     def _encoded(self, message: Message) -> Encoded:
         encoded = self._encoder.encode(message)
         if encoded.copies is not None:
-            raise UsageError("the message has copies in further queues, which a load cannot number")
+            raise UsageError("a load does not support further queues (INNER_MULTI_DISPATCH)")
         require_fit(encoded, self._file_size)
         return encoded
 

@@ -214,7 +214,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "redo_log_wrong": _damage(Action.RECOVER, "the redo log of 3.x does not match the log"),
     "timer_check_wrong": _damage(
-        Action.QUEUES, "config/timercheck is too short, or its numbers are impossible"
+        Action.QUEUES, "config/timercheck is too short, or its values are impossible"
     ),
     "timer_check_ahead": _note(
         "the queue offset in config/timercheck is after the end of rmq_sys_wheel_timer's queue",

@@ -153,8 +153,9 @@ class StoreQueues:
 
 
 def compare_queues(a: StoreQueues, b: StoreQueues, common: Common) -> Iterator[QueueDiff]:
-    """Compare all queues of two stores, by name. Leave out queues that cannot be read. If a store
-    has unreadable queues, also leave out the queues that only the other store has.
+    """Compare all queues of two stores; yield the results sorted by topic and queue id. Leave out
+    queues that cannot be read. If a store has unreadable queues, also leave out the queues that
+    only the other store has.
     """
     for key in sorted(a.forms.keys() | b.forms.keys()):
         left, right = a.forms.get(key, {}), b.forms.get(key, {})

@@ -73,7 +73,7 @@ class LogPart:
 
     Attributes:
         offset: physical offset of the first byte.
-        different_bytes: number of bytes that differ. Padding counts only after the divergence.
+        different_bytes: number of bytes that differ. Before the divergence, padding is left out.
         first_difference: physical offset of the first difference, None if there is none.
         missing_in: the store that lacks the file, None if both stores have the file.
     """
@@ -96,7 +96,7 @@ class StoreDiff:
             after ``start``.
         config: name of a file in config/ -> ``equal``, ``different``, ``only_a`` or ``only_b``.
             Consumers change these files, so they do not affect the verdict.
-        notes: further facts about the comparison that do not count as a divergence, as text.
+        notes: further facts about the comparison that are no divergence, as text.
         lost: the stores whose last log files are missing.
         unread: the stores whose queues in RocksDB could not be read, and were not compared.
     """
@@ -315,8 +315,8 @@ class _Store:
         self.queues = StoreQueues(layout, files)
         log = CommitLog(layout, files=files, last_entries=lambda: last_entries(layout))
         self.log = LogBounds(log.min_offset, log.max_offset)
-        # Since the listing, a writer may have added log files, and entries that point to them. So
-        # only a closed store can show that files are missing.
+        # After the layout listed the log files, a writer may have added files, and entries that
+        # point to them. So only a closed store can show that files are missing.
         ends = [] if self.is_live else last_entries(layout)
         self.missing = None if self.is_live else missing_end(layout, ends)
         self.reach = self.log.max_offset if self.is_live else self._reach()
@@ -388,7 +388,7 @@ def compare_stores(
     diverged_at = end if log.divergence is None else log.divergence.offset
     is_live, kept_from = left.is_live or right.is_live, start
     if is_live:
-        # Retention may have deleted files of log and queues since the listing.
+        # Retention may have deleted files of log and queues after the layouts listed them.
         kept_from = max(start, a.present_start(), b.present_start())
     common = Common(kept_from, diverged_at, is_live)
     sides: tuple[tuple[Side, _Store], ...] = (("a", left), ("b", right))

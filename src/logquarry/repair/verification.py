@@ -71,7 +71,7 @@ _CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead", "checkpoint_ahe
 and index only in memory.
 """
 _OF_LOST: Final = frozenset({"queue_in_damage", "queue_ahead", "index_ahead", MISSING_FILE})
-"""Kinds of findings that show that the log may have lost messages of the queues or the index."""
+"""Kinds of findings that show that the log may lack messages to which queues or index point."""
 _OF_REPLACED: Final = frozenset({"queue_entry_dangling", "queue_entry_wrong"})
 """Kinds of findings that a log file of another store causes."""
 _FRAME_FAULTS: Final = {
@@ -168,7 +168,8 @@ class _Verification:
         damaged = [f.file for f in self.report.findings if f.severity == "damage"]
         for path, reason in verify_files.misnamed_queue_files(self.layout, damaged):
             self.report.add("misnamed_queue_file", path, 0, reason)
-        # A key's hash contains the topic: the entry of a frame with a harmed topic is right.
+        # A key's hash contains the topic. So the index entry of a frame with a harmed topic differs
+        # from the frame, but is right.
         harmed = [Span(place, 1) for place in self.queues.harmed_topics]
         self.report.findings += self.index.finish(end, SpanSet([*lost, *harmed]), self.last_keyed)
         if self.layout.has_state_table and not self.live:

@@ -68,8 +68,8 @@ _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
 
 def check_names(layout: StoreLayout, report: VerifyReport) -> None:
-    """Report the first store file that is a folder, a pipe, a broken link, or a second name of
-    another file.
+    """Report the first path of a store file that is a folder, a pipe, a broken link, or a link to
+    another file of the store.
     """
     if not isinstance(layout.filesystem, LocalFileSystem):
         return
@@ -135,7 +135,7 @@ def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
             try:
                 view = layout.filesystem.open(path)
             except FileNotFoundError:
-                # A running broker has deleted the file since the listing.
+                # A running broker has deleted the file after it was listed.
                 continue
             except StoreNotFound as error:
                 report.add(UNREADABLE, path, 0, str(error))
@@ -301,10 +301,10 @@ def check_transactions(
     """Compare the state table and the redo log of a store of 3.x with the log. ``harmed_types`` has
     the frames with a harmed transaction type, by physical offset.
 
-    After a crash the findings are only notes, because the tables usually differ from the log.
+    After a crash, the tables usually differ from the log, so the findings are only notes.
     """
     check = TransactionCheck()
-    # A frame whose only damage is in its body counts too, as in a recovery.
+    # Include frames whose only damage is in the body, as a recovery does.
     for event in LogReader(layout, bound=end, check_crc=False).events():
         if isinstance(event, Run):
             frames = transaction_frames(event.window, event.rows)

@@ -375,7 +375,7 @@ def _body_sizes(found: Survey) -> Figure:
     what = "are empty" if common["size"] == "empty" else f"have {_bytes(common['size'])}"
     return Figure(
         f"{share(common['messages'] / found.total)} of bodies {what}",
-        "Sizes of bodies as stored. A compressed body counts with its compressed size.",
+        "Sizes of bodies as stored: the size of a compressed body is its compressed size.",
         finished((drawn + labels).properties(height=220)),
     )
 
@@ -489,7 +489,7 @@ def _delays(found: Survey, pending: Mapping[int, int]) -> Figure | None:
         title += f", {count_text(waiting)} of them not delivered (delayOffset.json)"
     return Figure(
         title,
-        "Messages in the schedule topic by delay level. delayOffset.json gives the delivered ones; "
-        "a broker writes it every ten seconds, so it may be behind.",
+        "Messages in the schedule topic by delay level. delayOffset.json shows which of them are "
+        "delivered; a broker writes this file every ten seconds, so it may be behind.",
         finished(chart),
     )

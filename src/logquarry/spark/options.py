@@ -48,7 +48,7 @@ def is_read_option(name: str) -> bool:
 
 
 class Given:
-    """The user's options by lower-case name; Kafka's names are replaced by logquarry's.
+    """The user's options: lower-case name -> text. Logquarry's names replace Kafka's names.
 
     `known` maps the lower-case name of each valid option to its usual spelling; by default, the
     options of a read are valid.

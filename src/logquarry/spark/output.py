@@ -90,7 +90,7 @@ class OutputFolder:
                 yield info.path[start:]
 
     def names(self) -> list[tuple[str, bool]]:
-        """Return (name, whether the entry is a folder) for the folder's own entries, by name."""
+        """Return (name, whether the entry is a folder) for the folder's entries, sorted by name."""
         found = self._listed("")
         return sorted((info.base_name, info.type == pafs.FileType.Directory) for info in found)
 
@@ -133,7 +133,7 @@ class OutputFolder:
         new = found.difference(before)
         places = {str(place) for file in new for place in PurePosixPath(file).parents}
         for place in (*new, *places):
-            # Another program can remove its files at any moment.
+            # Another program can remove files at any moment.
             with suppress(FileNotFoundError):
                 sync_path(self._full(place))
         return found
@@ -409,7 +409,8 @@ def commit_compaction(
     removed: Sequence[str],
     manifest: Mapping[str, Any],
 ) -> None:
-    """Write the intent of a compaction, then complete it; call after the sync of the new files.
+    """Write the intent of a compaction, then complete the compaction. The caller must have synced
+    the new files.
 
     Args:
         moves: (staged path, final path) of each new file.
@@ -432,7 +433,7 @@ def commit_compaction(
         raise failed_commit(
             folder,
             "while the compaction moved its files into place",
-            f"Run the compaction again, which completes it. It needs the files in {staging}",
+            f"Run the compaction again to complete it. It needs the files in {staging}",
             error,
         ) from error
 

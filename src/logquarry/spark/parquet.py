@@ -318,8 +318,8 @@ class PartedFiles:
             while self._open:
                 self._close(next(iter(self._open)))
             for file in self._written:
-                # Sync in the task, before the commit. Otherwise a power cut could remove a file
-                # that the manifest or the table lists, or the commit would wait for the bytes of
+                # Without a sync, a power cut could remove a file that the manifest or the table
+                # lists. Sync here and not in the commit, which would have to wait for the bytes of
                 # all tasks.
                 self.folder.sync(file.staged)
         return tuple(sorted(self._written, key=lambda file: file.path))

@@ -225,7 +225,6 @@ class _Stage(Packaged):
                 logger.warning("%s: %s was loaded before: nothing appended", self._plan.path, load)
 
     def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove the files that the tasks staged."""
         ignore_hang_ups()
         staged = _staged_of(messages)
         for load in self._loads(staged):

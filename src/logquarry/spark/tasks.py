@@ -80,10 +80,11 @@ class Quarantine:
             raise StoreUnavailable(f"{where}: damage cannot be copied there: {error}") from error
 
     def of_bodies(self, report: BadBodies) -> Callable[[int, str], None]:
-        """Make a callback for :attr:`Decoding.on_bad_body`, called if decompression fails.
+        """Make the callback :attr:`Decoding.on_bad_body`, which a read calls if it cannot
+        decompress a body.
 
-        The quarantine then gets only the JSON file, without bytes, because the read returns the
-        message with its compressed body.
+        The callback adds only the JSON file to the quarantine, without bytes, because the read
+        returns the message with its compressed body.
         """
 
         def keep(offset: int, reason: str) -> None:
@@ -213,8 +214,8 @@ def open_layouts(options: ReadOptions, stores: Mapping[str, str]) -> dict[str, S
         for place in places:
             if lies_in_store(place, location, options.config):
                 raise UsageError(
-                    f"quarantinePath: {place} lies in the store {location}, and copies of damage "
-                    "there would count as files of the store: give a folder outside of it"
+                    f"quarantinePath: {place} lies in the store {location}, where copies of damage "
+                    "would look like files of the store: give a folder outside of it"
                 )
     return {
         broker: StoreLayout.open(location, options.config, options.storage_options)
@@ -241,9 +242,9 @@ def plan_tasks(
 
     Args:
         columns: columns to read; None for the columns of the options.
-        min_tasks: minimum number of tasks. The plan has fewer tasks if they would otherwise have
-            less than LEAST_SPLIT bytes each. ``options.min_partitions`` can make smaller tasks,
-            down to LEAST_STATED_SPLIT.
+        min_tasks: minimum number of tasks, if each task can have at least LEAST_SPLIT bytes; else
+            the plan has fewer tasks. ``options.min_partitions`` can make smaller tasks, down to
+            LEAST_STATED_SPLIT.
     """
     stores = open_stores(options)
     for broker, layout in stores.items():

@@ -174,9 +174,9 @@ def test_mode_rocketmq_refuses(store: Path, case: str) -> None:
     rename(store, CASES[case])
     before = log_of(store)
     for apply in (False, True):
-        with pytest.raises(StoreUnavailable, match=r"RocketMQ goes by names.*mode safe first"):
+        with pytest.raises(StoreUnavailable, match=r"RocketMQ uses the names.*mode safe first"):
             lq.recover(store, mode="rocketmq", apply=apply, config=config())
-    with pytest.raises(StoreUnavailable, match="RocketMQ goes by names"):
+    with pytest.raises(StoreUnavailable, match="RocketMQ uses the names"):
         opened(store, recovery="rocketmq")
     assert log_of(store) == before and not (store / "abort").exists()
 

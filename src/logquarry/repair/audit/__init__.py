@@ -23,7 +23,7 @@ first messages have no entry     queue_head_missing                rebuild the q
 entry of no message of the log   queue_ahead, queue_misplaced,     cut, or rebuild the queue
                                  queue_entry_dangling
 entry of a lost message          queue_in_damage, queue_filler     stays
-queue offset decreases           new_epoch                         only later entries count
+queue offset decreases           new_epoch                         only later entries stay
 queue offset is harmed           harmed_queue_offset               the message keeps its place
 queue id is harmed               harmed_queue_id                   the message keeps its place
 transaction type is harmed       harmed_transaction_type           the message keeps its place

@@ -79,7 +79,7 @@ class FirstDifference:
 class AuditedQueue:
     """The result of the comparison of one queue with the whole log.
 
-    For a batch queue, the attributes are numbers of entries instead of queue offsets.
+    For a batch queue, the attributes are entry numbers instead of queue offsets.
 
     Attributes:
         had_until: queue offset at which the queue ends on the disk.
@@ -90,7 +90,7 @@ class AuditedQueue:
             stay, ``kept_until`` equals ``had_until``. Valid only if ``difference`` is None.
         moved: physical offset -> right queue offset, for each frame with a harmed queue offset.
         bridges: number of an unwritten entry -> bytes of the entries that a recovery must write
-            from there on. Empty if the log has a message of the queue.
+            from there on (:mod:`.expired_queues`). Empty if the log has a message of the queue.
     """
 
     key: QueueKey

@@ -34,14 +34,14 @@ _FILLER: Final = queue_entry.encode(FILLER)
 
 
 def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
-    """Return the bridges of a queue, and the number of the first entry after the bridged queue.
+    """Return the entries (*bridges*) that replace a queue's unwritten entries, and the queue's end.
 
     A bridge replaces consecutive unwritten entries of one file, if a written entry follows them.
     The result maps the number of a bridge's first entry to the new bytes of all entries of the
     bridge. The entries of a bridge belong to no message. In a consume queue, they are fillers,
     which RocketMQ accepts. In a batch queue, they only cover the queue offsets between their
     neighbours, like the entries with which :func:`logquarry.write.queue_writer.without_gaps` fills
-    a gap.
+    a gap. The queue's end is the number of the first entry after the queue.
 
     ``log_start`` is the start of the log. After the first unwritten entry of the last file, there
     can be written entries that do not belong to the queue. The queue ends before the first entry
@@ -70,12 +70,14 @@ def cut_bridges(
     queue: FileQueue, made: dict[int, bytes], stop: int, log_start: int
 ) -> tuple[dict[int, bytes], int]:
     """Return the bridges that stay if a recovery cuts off a queue at ``stop``, and the queue's end.
+    For bridges, see :func:`bridges`.
 
-    If the queue would end with a bridge, the last entry of this bridge is changed: it points to the
-    byte before the log, because the last entry must not be a filler (:func:`stand_in`). Exception:
-    a batch queue ends before such a bridge, because the recovery cuts off the entry from which the
-    bridge got its queue offsets. If the log begins at 0, no message has expired, so every queue
-    ends before such a bridge.
+    If ``stop`` is at the end of a bridge or inside it, the bridge is the last part of the queue. A
+    queue's last entry must not be a filler (:func:`stand_in`). So the function changes the last
+    entry of this bridge: the entry then points to the byte before the log. In two cases, the queue
+    ends before this bridge instead: in a batch queue, because the recovery cuts off the entry from
+    which the bridge got its queue offsets; and if the log begins at 0, because then no message has
+    expired.
     """
     left = {number: data for number, data in made.items() if number < stop}
     for last in sorted(left, reverse=True):
@@ -102,7 +104,7 @@ class StandIn:
         number: number of the first entry.
         entries: the bytes of the entries; b"" if the end cannot be kept.
         end: queue offset at which the queue ends with these entries; 0 without entries.
-        is_sure: whether the queue surely ended there; otherwise it may have ended later.
+        is_sure: whether the queue certainly ended at ``end``; if not, its end may have been higher.
     """
 
     number: int
@@ -241,8 +243,8 @@ def _committed(layout: StoreLayout, key: QueueKey) -> int:
 def holes(queue: FileQueue, folder: str, log_start: int) -> Iterator[Finding]:
     """Yield a difference for the unwritten entries of a queue in ``folder``, if it has any.
 
-    In a batch queue, only unwritten entries after the queue's end count. The search for spare
-    entries finds the unwritten entries before the end.
+    In a batch queue, the function considers only unwritten entries after the queue's end: the
+    search for spare entries finds those before the end.
     """
     made, _ = bridges(queue, log_start)
     begin, size = queue.entry_end if queue.is_batch else 0, queue.sequence.file_size

@@ -128,9 +128,9 @@ class QueueAudit(RightOffsets):
 
     def _known_from(self, start: int, stop: int, log_start: int, *, needs_all: bool = False) -> int:
         """Return the queue offset of the first entry from ``start`` to ``stop`` that a recovery
-        must remove; ``stop`` if there is none. With ``needs_all``, an entry that the queue lacks
-        counts too. Entries that point before ``log_start`` stay, because their messages have
-        expired.
+        must remove; ``stop`` if there is none. With ``needs_all``, the result can also be the queue
+        offset of an entry that the queue lacks. Entries that point before ``log_start`` stay,
+        because their messages have expired.
         """
         if self._disk is None:
             return stop
@@ -216,9 +216,9 @@ class BatchQueueAudit:
     """Compares one batch queue with the log. ``disk`` is the queue on the disk, None if its files
     are missing or unusable.
 
-    The methods are those of :class:`QueueAudit`, but their arguments and results are numbers of
-    entries instead of queue offsets. Entries and frames have the same order, so the entry at each
-    position of the queue is compared with the frame at the same position.
+    The methods are those of :class:`QueueAudit`, but their arguments and results are entry numbers
+    instead of queue offsets. Entries and frames have the same order, so the entry at each position
+    of the queue is compared with the frame at the same position.
     """
 
     def __init__(

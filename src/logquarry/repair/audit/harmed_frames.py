@@ -22,7 +22,7 @@ called the *named queue* here. The frame's ids are called *harmed* if all these 
   entry was moved to the other queue. The search reads the log between the own entries before and
   after this entry.
 
-The frame then counts as a frame of the other queue.
+The audit treats a frame with harmed ids as a frame of the other queue.
 
 No CRC covers SYSFLAG, which has the transaction type. RocketMQ makes a queue entry for each message
 of type NOT or COMMIT, and never for a message of type PREPARED or ROLLBACK. So the type of a
@@ -113,8 +113,8 @@ class HarmedIds:
         noted: the entries that an interrupted recovery saved before it cut the queues.
 
     Attributes:
-        found: physical offset -> both queues, for each harmed frame so far.
-        offsets: physical offset -> queue offset, for each such frame.
+        found: physical offset -> (named queue, right queue), for each harmed frame so far.
+        offsets: physical offset -> queue offset, for each harmed frame so far.
     """
 
     def __init__(
@@ -310,9 +310,7 @@ class HarmedIds:
 def placed(
     parts: Mapping[QueueKey, QueuePart], found: Mapping[int, Moved]
 ) -> Mapping[QueueKey, QueuePart]:
-    """Move the entries of harmed frames to the right queues. ``found`` maps the physical offset of
-    each such frame to the two queues.
-    """
+    """Move the entries of the frames in ``found`` (by physical offset) to their right queues."""
     if not found:
         return parts
     harmed = np.fromiter(found, np.int64, len(found))
@@ -320,7 +318,8 @@ def placed(
     moved: dict[QueueKey, list[QueuePart]] = {}
     for key, part in parts.items():
         places = part.units["physical_offset"]
-        # Multi-dispatch can have copied the frame to another queue: this entry stays.
+        # Move only the entry in the queue that the frame names. Entries that multi-dispatch has
+        # added to further queues stay there.
         rows = [
             (at, found[int(places[at])].right)
             for at in np.flatnonzero(np.isin(places, harmed)).tolist()
@@ -351,7 +350,7 @@ NAMES: Final[Mapping[int, str]] = {
     sys_flag.TRANSACTION_ROLLBACK: "ROLLBACK",
 }
 _MOST_SKIPPED: Final = 1 << 10
-"""Maximum number of entries to read without need between two entries."""
+"""If two wanted entries are farther apart than this number of entries, they are read separately."""
 
 
 class HarmedType(NamedTuple):

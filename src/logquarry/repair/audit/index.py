@@ -1,4 +1,6 @@
-"""Audit of the index: compares headers, chains and entries of its files with the log.
+"""Audit of the index: compares headers, chains and entries of its files with the log. A chain is
+the list of the entries of one slot: the slot leads to the newest entry, and each entry to the
+previous one.
 
 :class:`IndexAudit` finds every difference, for verify. :func:`index_fault` and :func:`file_fault`
 find the first fault, for open and recover.
@@ -415,7 +417,7 @@ def ends_fault(file: FileView, shape: IndexShape, header: IndexHeader) -> str | 
 def sequence_fault(
     log: CommitLog, log_start: int, header: IndexHeader, before: IndexHeader | None
 ) -> str | None:
-    """Return why a file does not fit the log or the previous index file as text, or None."""
+    """Return, as text, why a file does not fit the log or the previous index file, or None."""
     if header.entry_count > 1:
         if header.end_offset >= log_start and _stored_at(log, header.end_offset) is None:
             return f"the log has no message at {header.end_offset}, where its last key points"

@@ -1,9 +1,9 @@
 """Audit of index entries against the keys of the messages to which they point.
 
 :class:`EntryStream` compares entries and keys in order while the log is read. If an entry differs,
-:class:`EntryAudit` checks each entry of a file. Checking the chains would not be enough: a chain
-holds all hashes of one slot, so a wrong hash stays in the right chain if it differs from the right
-one by a multiple of the slot count.
+:class:`EntryAudit` checks each entry of a file. A check of the chains would not be enough: a chain
+links all entries of one slot, so an entry with a wrong hash is in the right chain if the wrong hash
+differs from the right one by a multiple of the slot count.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ class EntryAudit:
     """Compares the entries of one index file with their messages.
 
     Attributes:
-        keys: number of distinct keys that have an entry. Keys of a message count only if its
-            physical offset is higher than the first number in ``between``, and lower than the
-            second. Keys of COMMIT messages do not count.
+        keys: number of distinct keys that have an entry. Only messages after the first and before
+            the second physical offset in ``between`` are considered, and no COMMIT messages.
         is_ordered: whether the entries are in the order of the log, as RocketMQ writes them.
         contradicted: physical offsets of the messages to which an entry points, but that have no
             key with the entry's hash.
@@ -135,8 +134,8 @@ class EntryAudit:
 class KeyCounter:
     """Counts the keys that index files should have, one run of the log at a time.
 
-    Keys of a file's first and last message do not count: their entries can be in a neighbouring
-    file. Keys of COMMIT messages do not count either: RocketMQ 3.x did not index them.
+    Keys of a file's first and last message are not counted: their entries can be in a neighbouring
+    file. Keys of COMMIT messages are not counted either: RocketMQ 3.x did not index them.
     """
 
     def __init__(self, ranges: list[tuple[int, int]]) -> None:

@@ -1,12 +1,12 @@
-"""Audit of the log for a repair: decides whether a break is the log's end or damage. Reads and
-verify use the decision of :mod:`logquarry.log.walk`.
+"""Audit of the log for a repair: decides whether a break is the log's end or damage. For reads and
+for verify, :mod:`logquarry.log.walk` decides.
 
 A break is a place at which no valid frame begins. It ends the log (torn tail or stale frames) if
 one of these rules applies:
 
-1. The break is at or after :attr:`KnownBounds.least`. This is the durable offset. In a store that
-   was shut down cleanly, it is the higher one of the durable offset and the end of the last message
-   in a queue.
+1. The break is at or after :attr:`KnownBounds.least`. ``least`` is the durable offset. In a store
+   that was shut down cleanly, ``least`` is the higher one of two offsets: the durable offset, and
+   the end of the last message in a queue.
 2. The frame after the break is older than the frame before the break, and does not begin before the
    durable offset.
 3. The store was shut down cleanly without a durable offset. The frame after the break is after the
@@ -16,8 +16,9 @@ one of these rules applies:
 Any other break is damage, and the log continues. If rules 2 to 4 end the log at a break before
 ``least``, the bytes up to ``least`` are damage, and the log ends at ``least``. There are two
 exceptions. If the frame after the break begins before ``least``, an earlier recovery has cut the
-frame off, and the durable offset replaces ``least``. If there is no durable offset, zeros in a file
-without other damage do not count as damage, so the log can end before ``least``.
+frame off, although a queue still points to it: the durable offset replaces ``least``. If there is
+no durable offset, zeros in a file without other damage are not damage, so the log can end before
+``least``.
 
 Verify finds the log's end with :func:`logquarry.read.log_end.log_bound`. Verify uses these rules
 only for the frames after this end.
@@ -104,7 +105,7 @@ def find_bounds(
     layout: StoreLayout, queues: Iterable[Queue], *, ignores_cut: bool = False
 ) -> KnownBounds:
     """Return the known bounds. If the last recovery has recorded the log's end, entries that point
-    after this end count only with ``ignores_cut``.
+    after this end are ignored, except with ``ignores_cut``.
     """
     entries = last_entries(layout, queues)
     # RocketMQ 5.5 updates the dispatch time in the checkpoint only when it syncs the queues, and
@@ -207,7 +208,7 @@ class LogAudit:
                     self.damage.append(self._lost_file(event))
             else:
                 # Use the store time of the last message, and not the latest store time. Otherwise,
-                # frames that were stored after a clock was set back would count as stale.
+                # frames that were stored after a clock was set back would seem to be stale.
                 self.last_timestamp = self._times(event)[1]
                 self.latest_timestamp = max(self.latest_timestamp, self.last_timestamp)
                 self.count += len(event.rows) if isinstance(event, Run) else event.count
@@ -354,9 +355,9 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     """Return the physical offset of the log's last message if it is incomplete, else None.
 
     The message is checked only after a crash, and only if it is after the durable offset.
-    A message is incomplete if its properties end in a zero byte. Without properties, the end of the
-    topic decides. A torn page or a crashed replica can leave such bytes, and no CRC covers them. If
-    the message has a queue entry, only the topic decides: zeros may be part of the properties.
+    A message is incomplete if its properties end in a zero byte, or, without properties, if its
+    topic does. A torn page or a crashed replica can leave such bytes, and no CRC covers them. If
+    the message has a queue entry, only its topic is checked: zeros may be part of the properties.
     """
     if bounds.durable is None or bounds.is_closed:
         return None

@@ -61,7 +61,7 @@ _NAMES: Final = {"tags_code": "tags code", "store_timestamp": "store time", "cou
 def wrong_end(database: QueueDb, key: QueueKey, log_start: int) -> str | None:
     """Return why the end of a queue in RocksDB is wrong; None if it can be right.
 
-    If all messages of the queue have expired, only an impossible end is wrong.
+    If all messages of the queue have expired, every end up to ``MOST_OFFSET`` can be right.
     """
     last = database.bounds[key][1][0]
     if last <= MOST_OFFSET and not database.lacks_last(key, log_start):
@@ -92,7 +92,7 @@ class StoreQueuesAudit:
 
     @property
     def queues(self) -> int:
-        """Number of queues on the disk; a queue in files and in RocksDB counts once."""
+        """Number of queues on the disk; a queue in files and in RocksDB is counted once."""
         names = {*self._layout.queue_names}.union(*(one.names for one in self._databases))
         return len(names) + len(self._layout.batch_queue_names)
 
@@ -197,7 +197,7 @@ class RocksQueuesAudit(QueuesAudit):
             _, ours, theirs = np.intersect1d(offsets, there, return_indices=True)
             differs = np.zeros(len(offsets), np.bool_)
             differs[ours] = times[ours] != entries["store_timestamp"][theirs]
-            # Damage in a frame's queue id can make its message look like one of this queue.
+            # Damage in a frame's queue id can make its message look like a message of this queue.
             differs[ours] &= places[ours] == entries["physical_offset"][theirs]
             seen.note("queue_entry_wrong", offsets, differs, "has another store time")
 

@@ -7,8 +7,8 @@ compared with the frames to which they point.
 BODYCRC does not cover the properties of a frame, which contain the frame's tags and keys. If damage
 changes the properties, only the entries that a broker made before the damage show the change:
 a queue entry has a tags code, and an index entry has the hash of a key. Damage of the entry itself
-looks the same, so the audit does not decide which of the two is right. Entries that point to
-another place or another size do not count: they are no evidence about the frame's properties.
+looks the same, so the audit does not decide which of the two is right. The audit ignores entries
+with another physical offset or size: they are no evidence about the frame's properties.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class SpareEntries:
         self._last = 0, False
 
     def check(self, ranges: Sequence[tuple[int, int]], begin: int = 0) -> list[EntryGroup]:
-        """Return the wrong entries in ``ranges``. Fillers before ``begin`` count as right."""
+        """Return the wrong entries in ``ranges``. Fillers before ``begin`` are not wrong."""
         self._begin = begin
         for first, stop in ranges:
             self._last = 0, False
@@ -396,7 +396,7 @@ class HarmedProperties:
 
         Args:
             log_end: physical offset of the log's end.
-            lost: the parts of the log whose index entries do not count.
+            lost: the parts of the log whose index entries are ignored.
         """
         self._places.append(self._index.contradicted(log_end, SpanSet(lost)))
         return np.unique(np.concatenate(self._places))

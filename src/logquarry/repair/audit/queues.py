@@ -142,7 +142,7 @@ class QueuesAudit:
         self, run: Iterable[Mapping[QueueKey, QueuePart]]
     ) -> dict[QueueKey, tuple[int, int]] | None:
         """Return the queue offsets of a run in each queue, as (first, one past the last); None if a
-        queue does not have exactly the entries of the run. Earlier runs are forgotten.
+        queue does not have exactly the entries of the run. The audit forgets all earlier runs.
         """
         self._seen.clear()
         for parts in run:
@@ -262,9 +262,10 @@ class QueuesAudit:
         """Whether a crash explains that the queues lack the entries of the newest messages.
 
         Every queue must have all messages before the physical offset that the dispatcher had
-        reached. (In a store of logquarry, the last part before this offset does not count, because
-        logquarry dispatches a part of the log one queue after another.) Every missing message must
-        be newer than the checkpoint. Every queue file that is not empty must have the right size.
+        reached. (In a store of logquarry, queues may lack messages in the last ``RUN_SPAN`` bytes
+        before this offset, because logquarry dispatches a part of the log one queue after another.)
+        Every missing message must be newer than the checkpoint. Every queue file that is not empty
+        must have the right size.
         """
         if not self.layout.has_abort:
             return False
@@ -288,7 +289,7 @@ class QueuesAudit:
         )
 
     def _has_no_queue(self, key: QueueKey, seen: SeenMessages) -> bool:
-        """Whether a store without damage lacks this queue, although the log has its messages."""
+        """Whether the queue can be missing without damage, although the log has its messages."""
         # If a topic's name cannot be a folder name, the dispatcher makes no queue for it.
         return seen.queue is None and (
             self._is_deleted(key[0], seen.missing_since) or queue_name_fault(key[0]) is not None

@@ -5,12 +5,13 @@ frame still seems valid. Such a queue offset is called *harmed*. :class:`RightBa
 queue offsets of batch queues. :class:`RightOffsets` finds those of other queues, for recover and
 rebuild, with these rules.
 
-The expected queue offset of a message continues the queue offset of the previous message. If one
-message has another queue offset, and the next message does not continue it, the first rule that
-applies decides whether the queue offset is right or harmed:
+The expected queue offset of a message is one more than that of the previous message. If a message
+has another queue offset, and the next message's queue offset is not one more than it, the first
+rule that applies decides whether the message's queue offset is right or harmed:
 
 1. The queue on the disk has the message's entry at the expected queue offset: harmed.
-2. The queue offset is lower than expected, and the queue has the message's entry at it: right.
+2. The queue offset is lower than expected, and the queue has the message's entry at this lower
+   offset: right.
 3. The next message has the expected queue offset or the following one: harmed.
 4. The queue has the message's entry at the queue offset of the frame: right.
 5. The queue offset is higher than expected: harmed if the gap is larger than the lost bytes
@@ -20,13 +21,15 @@ applies decides whether the queue offset is right or harmed:
    than expected. A queue offset other than 0 is also harmed in two cases: there is no next message,
    or the next message has the same or a lower queue offset.
 
-Several messages can continue each other, or continue the last message with a right queue offset.
-Their queue offsets are harmed only if the queue has all their entries at the expected offsets.
+The queue offsets of several messages can be consecutive, or can follow that of the last message
+with a right queue offset. They are harmed only if the queue has the entries of all these messages
+at the expected offsets.
 
-The first message of a queue is right if the next message continues it, or if the queue has its
-entry at this queue offset. Otherwise, its entry elsewhere in the queue shows the right queue
-offset. Without such an entry, the next message shows the right queue offset. Exception: if the
-first message has a lower queue offset than the next message, it is right.
+The queue offset of a queue's first message is right if the next message has the following queue
+offset, or if the queue has the first message's entry at this queue offset. If neither is true, the
+first message's entry elsewhere in the queue shows the right queue offset. Without such an entry, a
+queue offset that is lower than that of the next message is right, and in all other cases the next
+message shows the right queue offset.
 
 A queue offset below 0 or above ``MOST_OFFSET`` is always harmed. A gap that is larger than
 ``MOST_GAP``, and larger than the lost bytes explain, always shows a harmed queue offset. In all

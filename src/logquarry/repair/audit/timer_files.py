@@ -118,7 +118,7 @@ class _Wheel:
             try:
                 view = self._layout.open_file(f"{timer.LOG}/{entry.name}")
             except FileNotFoundError:
-                # The broker has deleted the file since the listing. If a slot leads to the file,
+                # The broker has deleted the file after it was listed. If a slot leads to the file,
                 # and an older file exists, _chain reports the slot.
                 continue
             count = view.size // _ENTRY.itemsize
@@ -170,7 +170,8 @@ class _Wheel:
         for one in missing[:_MOST]:
             reason = (
                 f"the message at physical offset {one.physical_offset} waits for slot "
-                f"{one.slot_time}, and is neither in the wheel nor ahead in the queue"
+                f"{one.slot_time}, but is not in the wheel, and the broker has read past it in the "
+                "queue"
             )
             yield finding("timer_missing", timer.WHEEL, 0, reason)
 
@@ -209,7 +210,7 @@ class _Wheel:
 
 def mend_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int, aside: Path) -> bool:
     """Replace the timer files of a store if they have faults; return whether they were replaced.
-    Entries of expired messages do not count as faults. The queue of ``rmq_sys_wheel_timer`` must be
+    Entries of expired messages are not faults. The queue of ``rmq_sys_wheel_timer`` must be
     complete. ``now`` is in milliseconds.
     """
     expired = "timer_entry_wrong", "note"

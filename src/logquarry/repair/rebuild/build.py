@@ -75,8 +75,8 @@ def made_of(store: str, names: Iterable[str], config: StoreConfig) -> dict[str, 
 
 
 def read_note(note: Path) -> dict[str, Any]:
-    """Return a note's entries by folder; {} if the file is missing, or empty after a power cut.
-    Raises UsageError if the file is not a note.
+    """Return a note, folder -> store and settings; {} if the file is missing, or empty after a
+    power cut. Raises UsageError if the file is not a note.
     """
     try:
         found = json.loads(read_file(note) or b"{}")
@@ -146,7 +146,7 @@ class QueueReport:
         is_taken_over: whether the log has no message of the queue. The rebuild then keeps the
             queue's old end, if it can be found; see ``is_end_sure``.
         is_end_sure: whether ``max_offset`` is certainly the queue's old end. It is False only if
-            the old files were unusable and did not show the end; the queue may have ended later.
+            the old files were unusable and did not show the end; the old end may be higher.
     """
 
     topic: str
@@ -320,7 +320,7 @@ COMPLETE: Final = "complete"
 
 
 def check_into(root: Path, target: Path, names: Iterable[str]) -> Path:
-    """Return ``target``. Raises UsageError if it cannot receive the folders ``names``."""
+    """Return ``target``. Raises UsageError if ``target`` cannot receive the folders ``names``."""
     if lies_in_store(target, root):
         raise UsageError(f"{target}: lies in the store; use --in-place to rebuild there")
     if target.exists() and not target.is_dir():
@@ -454,7 +454,7 @@ def why_replaced(
         return f"it has the messages up to {database.dispatched_end}, but the log ends at {log_end}"
     last = max((place for _, (_, place) in database.bounds.values()), default=-1)
     if last >= database.dispatched_end and database.bounds:
-        return f"it notes {database.dispatched_end} as its end, and has the message at {last}"
+        return f"its dispatched end is {database.dispatched_end}, but it has the message at {last}"
     ends = (wrong_end(database, key, layout.commit_log.start) for key in database.bounds)
     return next(filter(None, ends), None)
 

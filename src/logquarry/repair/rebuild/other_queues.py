@@ -96,7 +96,7 @@ class BatchFiles(EntryFiles):
         if queue is None:
             queue = self.queues[key] = BuiltBatchQueue(first, stop)
         elif first < queue.stop:
-            # The topic was deleted and created again: the earlier entries do not count any more.
+            # The topic was deleted and created again: remove the earlier entries.
             for path in self._paths(key, queue):
                 self._disk.remove(path)
             self.queues[key] = queue = BuiltBatchQueue(first, stop, restarts=queue.restarts + 1)

@@ -40,8 +40,8 @@ T = TypeVar("T")
 Segments = list[tuple[int, int]]
 
 _MOST_SEGMENTS: Final = 1 << 10
-"""Maximum number of segments that a task reports for a queue. The driver writes the queues that
-have more.
+"""Maximum number of ranges of consecutive queue offsets that a task reports for a queue. The driver
+writes the queues that have more ranges.
 """
 _MOST_READ: Final = 1 << 18
 """Maximum number of frames to read in the search for harmed queue ids."""
@@ -166,8 +166,8 @@ def read_entries(
     spans: Iterable[tuple[int, int]],
     queued: Callable[[Followed], Followed] = lambda followed: followed,
 ) -> Iterator[dict[QueueKey, QueuePart]]:
-    """Yield dictionaries of the entries of some runs, by queue. ``queued`` adds entries for the
-    frames with a harmed transaction type. Raises CorruptFrame if the log has changed.
+    """Yield the entries of some runs, in dictionaries: queue -> entries. ``queued`` adds entries
+    for the frames with a harmed transaction type. Raises CorruptFrame if the log has changed.
     """
     return _again(
         layout, spans, lambda window, found: parts_with_copies(window, queued(found), config)
@@ -199,8 +199,9 @@ def write_index_file(
 ) -> None:
     """Write and sync one index file.
 
-    Unless ``is_first``, ``sources`` begin with the last key of the previous file. The function does
-    not write this key, but the key's message becomes the first message in the header.
+    Unless ``is_first``, the first key in ``sources`` is the last key of the previous file. The
+    function writes no entry for this key, but the header's begin offset and begin time are those of
+    the key's message.
     """
     file = MappedFile(disk, path, 0, shape.file_size, exclusive=True)
     try:

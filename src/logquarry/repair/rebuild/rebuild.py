@@ -277,7 +277,8 @@ class _Rebuild:
                 is_live = not is_in_place and layout.is_live()
                 report = _report(layout, into, self.names, is_live=is_live)
                 report = self._built(layout, report, progress)
-            # After the removal of the second names, because a failure of it removes the build.
+            # Write this file after the block, which removes the store's hard links at its end: if
+            # this removal fails, the build is removed.
             self.disk.replace(self._build / COMPLETE, b"complete\n")
         except BaseException:
             shutil.rmtree(self._build, ignore_errors=True)

@@ -239,8 +239,8 @@ class _Work:
                 self._disk.write_all(descriptor, zeros, position + done)
 
     def _shorten(self, path: Path, size: int, excess: int) -> None:
-        """Replace a file that is too long by a shorter copy. One rename does this, because the log
-        would end before this file if a crash left the store without it.
+        """Replace a file that is too long by a shorter copy. A single rename replaces the file: if
+        a crash left the store without the file, the log would end before it.
         """
         self._save(path, size, excess, COMMIT_LOG)
         made = self._root / SIDECAR / path.name
@@ -378,8 +378,9 @@ class _Work:
             self._disk.write_all(descriptor, entry, at)
 
     def _replace_last(self, queue: QueuePlan, aside: Path) -> Path:
-        """Replace the last file of a queue by a file with all bridges. Call this before the other
-        files move to quarantine: if a crash left the queue without files, its end would be lost.
+        """Replace the last file of a queue by a file with all bridges (see :class:`AuditedQueue`).
+        Call this before the other files move to quarantine: if a crash left the queue without
+        files, its end would be lost.
         """
         ((number, entries),) = queue.bridges.items()
         path, at, _ = self._entry_at(queue.key, number)

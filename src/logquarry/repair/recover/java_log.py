@@ -77,9 +77,9 @@ class JavaLog:
         return self._open[1]
 
     def first_normally(self, known: int, *, index_limit: int | None, check_crc: bool) -> int:
-        """Return the number of the file at which a recovery after a clean shutdown begins.
-        The queues point to messages up to physical offset ``known``. The first frame's store time
-        must not be after ``index_limit``, if given.
+        """Return the index in ``files`` of the file at which a recovery after a clean shutdown
+        begins. The queues point to messages up to physical offset ``known``. The first frame's
+        store time must not be after ``index_limit``, if given.
         """
         if not self.rules.is_5:
             return max(0, len(self.files) - RECOVERED_FILES)
@@ -92,7 +92,7 @@ class JavaLog:
     def recent(
         self, checkpoint: Checkpoint, offsets: Offsets, *, index_safe: bool, check_crc: bool
     ) -> int:
-        """Return the number of the file at which a recovery after a crash begins."""
+        """Return the index in ``files`` of the file at which a recovery after a crash begins."""
         limit = min(checkpoint.physic_timestamp, checkpoint.logics_timestamp)
         # QUIRK: for the lowest times, Java's subtraction wraps to a far future.
         limit = max(0, java.to_long(limit - _GRACE_MS))
@@ -127,8 +127,8 @@ class JavaLog:
         check_crc: bool,
         least: int,
     ) -> int:
-        """Return the number of the last file whose first frame matches. If none of the last
-        ``most_files`` files matches, return the number of the first file among them.
+        """Return the index in ``files`` of the last file whose first frame matches. If none of the
+        last ``most_files`` files matches, return the index of the first file among them.
         """
         left = self.rules.most_files or 1
         for number in range(len(self.files) - 1, least, -1):

@@ -1,4 +1,4 @@
-"""Recovers and fills consume queues as RocketMQ 4.9.3 does (``ConsumeQueue``), with its faults.
+"""Recovers and fills consume queues as RocketMQ 4.9.3 does (``ConsumeQueue``), with its bugs.
 
 :class:`Noted` makes the changes only in memory, to plan a recovery. :class:`Applied` makes them in
 the files. As in Java, bytes after a queue's end stay in the files, and a queue may have gaps.
@@ -192,10 +192,10 @@ class JavaQueue:
 
     Attributes:
         max_physical: physical offset after the last message (``maxPhysicOffset``), -1 if none.
-        files: the files in order. At first, Java takes each file as full.
+        files: the files in order. At first, Java treats each file as full.
         set_aside: (path, reason) of each file that Java would delete.
         cut: byte position of the first entry that was cut off because its message is after the
-            log's end; None if there is none. Entries of removed files do not count.
+            log's end; None if there is none. Only files that stay have such an entry.
         put_from: byte position of the first entry that was appended.
     """
 

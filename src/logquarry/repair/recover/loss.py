@@ -2,22 +2,24 @@
 
 A message is lost if a queue, the index, the durable offset or the checkpoint shows that the message
 existed, and the recovered log does not have the message. Messages that retention deleted, and
-damage that an earlier recovery recorded, do not count.
+messages in damage that an earlier recovery recorded, are not lost in this sense.
 
-After a crash, it is normal that the newest messages are lost. So the decision counts only messages
-that were certainly on the disk. The code calls such messages *vouched for*:
+After a crash, it is normal that the newest messages are lost. So the decision considers only
+messages that were certainly on the disk. The code calls such messages *vouched for*:
 
 - With a durable offset: the messages before this offset.
 - Without a durable offset, after a clean shutdown: the messages to which a queue or the index
   points.
-- Without a durable offset, after a crash: the messages before the new end of the log, in later log
-  files, or in missing log files. If valid frames follow the new end, or if the checkpoint is later
-  than the log's last message, all messages count.
+- Without a durable offset, after a crash: the messages before the offset at which the recovery ends
+  the log, the messages in later log files, and the messages in missing log files. If valid frames
+  follow this offset, or if the checkpoint's time is after that of the log's last message, all lost
+  messages are vouched for.
 
-The user must consent to the loss (``accept_loss``) if log files are missing, or were replaced by
-files of another store: consumers would get the messages of the other store. The user must also
-consent if two or more vouched-for messages are lost, except if they are a small share of the log.
-docs/recovery.md has a table of all cases.
+The user must consent to the loss (``accept_loss``) if log files are missing. The user must also
+consent if log files were replaced by files of another store, because consumers would get the
+messages of that store. If neither is the case, the user must consent if two or more vouched-for
+messages are lost, and if these are more than a small share of the log. docs/recovery.md has a table
+of all cases.
 """
 
 from __future__ import annotations
@@ -53,8 +55,8 @@ _LARGE_BYTES: Final = 64 << 20
 _LARGE_SHARE: Final = 100
 """A loss of at most 64 MiB needs no consent if it is at most a hundredth of the log."""
 _MOST_COUNTED: Final = 20_000_000
-"""Maximum number of lost entries for which each lost message counts once. With more lost entries, a
-message with several entries counts several times.
+"""Maximum number of lost entries with which each lost message is counted once. With more lost
+entries, a message with several entries is counted several times.
 """
 _MOST_NAMED: Final = 2
 """Maximum number of missing parts of the log that the text of a reason lists."""
@@ -73,7 +75,7 @@ class Loss:
 
     Attributes:
         messages: number of lost messages to which entries of queues or index point. A message with
-            several entries counts once, unless more than 20 million entries are lost.
+            several entries is counted once, unless more than 20 million entries are lost.
         bytes: size of the lost messages; or the size of the missing files plus the missing bytes
             before the durable offset, if this is larger.
         known_bytes: number of bytes of the log that remain, plus the lost bytes.
@@ -319,7 +321,8 @@ class LossSearch:
             return np.ones(len(lost), np.bool_)
         known = self._last_timestamp
         is_flushed = known is not None and 0 < known < self._flushed
-        # Valid frames after the new end show that earlier messages were on the disk.
+        # Valid frames after the offset at which the log will end show that all messages before
+        # these frames were on the disk.
         if is_flushed or LogReader(self._layout).find(self._end, self._log.end) is not None:
             return np.ones(len(lost), np.bool_)
         later = SpanSet(span for span in self._files if span.offset >= self._end).mask(starts)

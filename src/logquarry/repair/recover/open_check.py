@@ -172,7 +172,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     end = log.max_offset
     sound = end
     if queued > log.min_offset:
-        # Check only the last file: earlier damage does not prevent puts.
+        # Check only the last file: damage in earlier files does not prevent puts.
         sound = min(end, sound_bound(layout, queued) or 0)
     if sound < queued:
         raise NeedsRecovery(
@@ -294,18 +294,18 @@ def recovered_store(
     # The file with the recorded damage describes the log before this recovery.
     disk.remove(root / store_files.DAMAGE)
     if not is_clean:
-        # The next durable offset covers the whole log, which may not be synced.
+        # The next durable offset covers the whole log, so sync the log first.
         sync_files(disk, root, parts=())
     return StoreFound(plan.config, plan.log_end, (), plan.queue_ends, recovered=plan)
 
 
 @contextlib.contextmanager
 def settled_names(layout: StoreLayout, config: StoreConfig, disk: Disk) -> Iterator[None]:
-    """Context manager: if the store lacks files, restore them from their second names. At the end
-    of the block, remove the second names.
+    """Context manager: if the store lacks files, restore them from their hard links in
+    ``.logquarry/`` (:func:`restored_names`). At the end of the block, remove these hard links.
 
-    If the block raises an error or is interrupted, all names are as they were. The
-    caller must hold the store's lock.
+    If the block raises an error or is interrupted, files and hard links are as they were before
+    the block. The caller must hold the store's lock.
     """
     root = Path(layout.root)
     are_foreign = _are_foreign(layout, config)
@@ -321,11 +321,12 @@ def restored_files(layout: StoreLayout, config: StoreConfig, disk: Disk) -> list
 
 
 def _are_foreign(layout: StoreLayout, config: StoreConfig) -> bool:
-    """Whether files have only a second name, and none of these files belongs to the store.
+    """Whether some files are missing except for their hard links, and none of these files belongs
+    to the store.
 
-    After a crash, the queues may not show yet that a lost file has messages. But the writer begins
-    a log file only after the previous file is full. So if the log ends before zeros in one of its
-    files, later files belong to another state of the store, or to another store.
+    After a crash, the queues may not show yet that a missing file has messages. But the writer
+    begins a log file only after the previous file is full. So if the log ends before zeros in one
+    of its files, later files belong to another state of the store, or to another store.
     """
     root = Path(layout.root)
     lost = lost_names(root, layout.log_folders)
@@ -334,7 +335,7 @@ def _are_foreign(layout: StoreLayout, config: StoreConfig) -> bool:
     try:
         plan = plan_safe(root, config)
     except StoreError:
-        # The store may lack the lost file.
+        # The plan may have failed because of the missing file, so the file may be of the store.
         return False
     if plan.refused is not None or plan.loss is not None:
         return False
@@ -438,8 +439,8 @@ def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
 
 
 def _check_rest(layout: StoreLayout, end: int) -> None:
-    """Raise NeedsRecovery if the log has bytes other than zeros after its end: readers could take
-    them for frames later. After a clean shutdown, the bytes that a broker with ``writeWithoutMmap``
+    """Raise NeedsRecovery if the log has bytes other than zeros after its end: readers could later
+    read them as frames. After a clean shutdown, the bytes that a broker with ``writeWithoutMmap``
     leaves there are accepted: the writer zeroes them.
     """
     last = LogReader(layout).data_end(end)

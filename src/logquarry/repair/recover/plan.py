@@ -196,7 +196,7 @@ class QueueAction(Enum):
 @dataclass(frozen=True, slots=True)
 class QueuePlan:
     """The plan for one queue. The positions in the plan are queue offsets, or, for a batch queue,
-    numbers of entries.
+    entry numbers.
 
     Attributes:
         keep_until: the entries before this position stay, and all others are cut off.
@@ -270,7 +270,7 @@ def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
 
 
 def save_kept(disk: Disk, path: Path, kept: Mapping[QueueKey, Mapping[int, bytes]]) -> None:
-    """Save entries for the next recovery, and sync the file; delete it if there are none."""
+    """Save entries for the next recovery, and sync the file. Without entries, delete the file."""
     document = [
         {
             "topic": topic,

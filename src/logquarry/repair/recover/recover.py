@@ -169,7 +169,7 @@ def _planned(
     steps = Steps(plan.steps)
     try:
         if layout.read_checkpoint() is None and layout.missing_log is not None:
-            reason = "it is missing: without it, an empty log would count as lost"
+            reason = "it is missing: without it, an empty log would seem to have lost its files"
             steps.add(StepKind.WRITE_CHECKPOINT, CHECKPOINT, reason)
     except ValueError as error:
         steps.add(StepKind.WRITE_CHECKPOINT, CHECKPOINT, str(error))

@@ -211,9 +211,9 @@ def frames_of(units: Units, *, is_batch: bool) -> Frames:
 
 
 def in_order(frames: Frames, after: int | None) -> Frames:
-    """Remove the frames of damaged entries. An entry counts as damaged if it has a higher physical
-    offset than a later entry. ``after`` is the physical offset in the next entry after these, or
-    None.
+    """Remove the frames of damaged entries. An entry is treated as damaged if it has a higher
+    physical offset than a later entry. ``after`` is the physical offset in the entry that follows
+    these entries, or None.
     """
     if not len(frames):
         return frames

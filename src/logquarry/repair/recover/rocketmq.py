@@ -91,8 +91,8 @@ def apply_rocketmq(
     """Apply a plan and sync all changes; return the plan that was carried out.
 
     The caller must hold the lock, and must have created ``abort``. ``is_clean`` is True if the
-    store was shut down cleanly, so that it had no ``abort`` before. With None, the store counts as
-    not shut down cleanly.
+    store was shut down cleanly, so that it had no ``abort`` before. None has the same effect as
+    False.
 
     Raises:
         StoreUnavailable: if the plan is refused, or the disk fails.
@@ -269,7 +269,7 @@ class _Recovery:
                 queue.destroy()
         start = max([0, log.min_offset, self._known])
         if self._rules.is_5:
-            # QUIRK: RocketMQ 5 then dispatches nothing, even if the queues lack messages.
+            # QUIRK: RocketMQ 5 dispatches from the log's end on, even if the queues lack messages.
             start = log.max_offset
         if is_clean or not files:
             self._dispatch_from = min(start, log.max_offset)

@@ -91,8 +91,10 @@ class SafePlan(RecoveryPlan):
         pieces: the undamaged parts of the log, as physical offsets (start, end).
         misnamed: paths of the files in the log's folder that do not belong to the log.
         rocksdb: folder of the queues in RocksDB, if they must be built again.
-        harmed_ids: physical offset -> both queues, for each frame with a harmed topic or queue id.
-        harmed_types: physical offset -> both types, for each frame with a harmed transaction type.
+        harmed_ids: physical offset -> (queue in the frame, right queue), for each frame with a
+            harmed topic or queue id.
+        harmed_types: physical offset -> (queue, offsets, type in the frame, right type), for each
+            frame with a harmed transaction type.
         harmed_offset: the harmed offset in the checkpoint, which the recovery sets to 0; or None.
     """
 
@@ -336,8 +338,7 @@ class _Planner:
             queue = self._queues.get(one.key)
             first = one.kept_until if one.difference is None else one.difference.offset
             if queue is None or first < one.had_until:
-                # In a batch queue, ``first`` is the number of an entry and not a queue offset, so
-                # return 0.
+                # In a batch queue, ``first`` counts entries and is no queue offset, so return 0.
                 found[one.key] = 0 if queue is None or queue.is_batch else first
         return found
 

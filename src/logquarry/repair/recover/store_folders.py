@@ -1,8 +1,8 @@
 """Checks the names of a store's files and folders before a recovery, and syncs the files.
 
 A folder, a pipe or a broken link at the path of a file would stop a recovery after it has already
-changed other files. If a file had two names (hard links), a recovery could overwrite bytes under
-one name that it needs under the other.
+changed other files. If two paths led to the same file (a link), a recovery could overwrite bytes at
+one path that it needs at the other.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _FOLDERS: Final = (
 
 
 class WrongEntry(StoreUnavailable):
-    """A store file is not a regular file, or its path is a second name of another file."""
+    """A store file is not a regular file, or another path of the store leads to the same file."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}. Nothing was changed")
@@ -65,7 +65,7 @@ class WrongEntry(StoreUnavailable):
 
 
 def check_entries(root: Path, config: StoreConfig) -> None:
-    """Raise WrongEntry if a store file is not a regular file, or if it has two names in the store.
+    """Raise WrongEntry if a store file is not a regular file, or if two paths lead to it.
 
     A missing file is accepted.
     """
@@ -94,7 +94,7 @@ def check_entries(root: Path, config: StoreConfig) -> None:
 
 
 def lost_names(root: Path, log_folders: LogFolders) -> list[Path]:
-    """Return the first names that files of the log and the index have lost."""
+    """Return the paths of missing files of the log and the index of which a hard link is left."""
     return [
         folder / path.name
         for folder in _named_folders(root, log_folders)
@@ -108,13 +108,13 @@ def _named_folders(root: Path, log_folders: LogFolders) -> list[Path]:
 
 
 def restored_names(layout: StoreLayout, disk: Disk) -> AbstractContextManager[list[Path]]:
-    """Context manager: restore the names that files of the log and the index have lost in a crash.
+    """Context manager: restore missing files of the log and the index from their hard links.
 
     While a store is open, each file of its log, and each index file that is not yet full and
-    synced, has a second name (a hard link). After a crash, a file may have only its second name,
-    and its messages would count as lost. At the end of the block, all second names are removed.
-    Otherwise, a file that a recovery moves to quarantine would be restored later. If the block
-    raises an error or is interrupted, all names are as they were.
+    synced, also has a hard link in ``.logquarry/``. After a crash, the file may be missing, and
+    only the hard link may be left. At the end of the block, all these hard links are removed:
+    otherwise, a file that a recovery moves to quarantine would be restored later. If the block
+    raises an error or is interrupted, files and hard links are as they were before the block.
     """
     return NameGuard(disk).restored(_named_folders(Path(layout.root), layout.log_folders))
 
@@ -125,11 +125,12 @@ def names_to_restore(layout: StoreLayout, disk: Disk) -> list[Path]:
 
 
 def discard_names(root: Path, log_folders: LogFolders, disk: Disk) -> None:
-    """Remove the second names of a store that needs no recovery, without restoring files.
+    """Remove the hard links of a store that needs no recovery (see :func:`restored_names`), without
+    restoring files.
 
-    A sound store lacks no file. So a file that has only a second name belongs to another state of
-    the store, or to another store: for example, the user has put back the store's files from a
-    backup, but has kept `.logquarry/`. Such a file is moved to quarantine.
+    A sound store lacks no file. So a file of which only the hard link is left belongs to another
+    state of the store, or to another store: for example, the user has put back the store's files
+    from a backup, but has kept `.logquarry/`. Such a file is moved to quarantine.
     """
     folders = _named_folders(root, log_folders)
     if any(any(links_of(folder).glob("*")) for folder in folders):
@@ -151,10 +152,10 @@ def check_places(root: Path) -> None:
 
 
 def _check_second_names(folder: Path) -> None:
-    """Check that the second names of a folder's files can be listed.
+    """Check that the hard links to a folder's files can be listed.
 
-    A recovery and a retention first list and remove these names. The plan has no step for this
-    removal.
+    Recovery and retention list and remove these hard links before they change other files. A
+    recovery's plan has no step for this removal.
     """
     second = links_of(folder)
     for path in (second.parent, second):
@@ -171,7 +172,7 @@ def _check_second_names(folder: Path) -> None:
 def check_config_links(root: Path) -> None:
     """Raise WrongEntry for a broken link in ``config/``.
 
-    A writer would take the file for missing: consumer groups would start again as new groups, and
+    A writer would treat the file as missing: consumer groups would start again as new groups, and
     the next save would replace the link.
     """
     for path in _entries(root / store_files.CONFIG):
@@ -282,7 +283,7 @@ def _check_once(
         return
     other = places.setdefault((found.st_dev, found.st_ino), path)
     if other != path:
-        reason = f"it is another name of {other}: remove one of the two names, or make a copy"
+        reason = f"it is the same file as {other}: remove one of the two paths, or make a copy"
         raise WrongEntry(path, reason)
 
 
@@ -412,7 +413,7 @@ def refuse_wrong_names(layout: StoreLayout) -> None:
         ((one.path, one.reason) for one in names.renames), (names.doubts or (("", ""),))[0]
     )
     raise StoreUnavailable(
-        f"{layout.filesystem.full_path(path)}: {reason}. RocketMQ goes by names, and its recovery "
+        f"{layout.filesystem.full_path(path)}: {reason}. RocketMQ uses the names, and its recovery "
         f"would cut the log there. Nothing was changed. Run `logquarry recover {layout.root} "
         "--apply` in mode safe first: it renames the files"
     )

@@ -144,8 +144,9 @@ class QueueNotes:
 
     def story(self, *, is_queued: IsQueued = lambda *_: False) -> QueueStory:
         """Return the queue offsets of all added frames; harmed ones are corrected. Raises
-        ValueError if a gap is larger than MOST_GAP. ``is_queued(place, offset)`` is whether the old
-        queue has an entry for the message at physical offset ``place`` at this queue offset.
+        ValueError if a gap is larger than MOST_GAP. ``is_queued(place, offset)`` returns whether
+        the old queue's entry at the queue offset ``offset`` points to the message at the physical
+        offset ``place``.
         """
         mended = self._mend(is_queued) | self._impossible
         first, end, gaps = self._first, self._next, list[Range]()
@@ -207,10 +208,10 @@ def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
     """Whether the queue offset of the queue's last message is harmed.
 
     A queue offset that is higher than expected is harmed if the gap is too large (``is_far``). For
-    a lower queue offset, the old queue decides. The queue offset is harmed if the old queue has the
-    message at the expected queue offset, and right if the old queue has the message at this queue
-    offset. Otherwise, queue offset 0 is right, because a topic that was created again begins at 0,
-    and any other queue offset is harmed.
+    a lower queue offset, the old queue decides: the queue offset is harmed if the old queue has the
+    message at the expected queue offset, and right if the old queue has the message at the lower
+    queue offset. If the old queue has the message at neither, only queue offset 0 is right: a topic
+    that was created again begins at 0.
     """
     if here.offset > here.before:
         return here.is_far
@@ -345,14 +346,13 @@ def misnamed_messages(
     topic, the queue id or the transaction type. Salvage saves such a message in the wrong queue, or
     in no queue.
 
-    The frame counts as damaged if all of these conditions are true. The conditions exclude swapped
-    queue files and entries of truncated messages:
+    The function reports a frame if all of these conditions are true. Frames whose queue files were
+    swapped, and truncated messages, do not meet the conditions:
 
-    - A queue has an entry that points to the frame, and has the frame's size and queue offset. But
-      the frame names another queue. Or the frame names this queue, but is a half message or a
-      rollback, which are in no queue.
-    - In this queue, the entry before or after this entry is right.
-    - The queue that the frame names has no right entry at this queue offset.
+    - A queue has an entry with the frame's physical offset, size and queue offset, although the
+      frame names another queue, or is a half message or a rollback, which get no entry.
+    - In the queue with this entry, the previous or the next entry is right.
+    - The queue that the frame names has no right entry at the frame's queue offset.
     """
     found: list[LostSpan] = []
     log = CommitLog(layout)
@@ -452,9 +452,9 @@ class StoreTimes:
     """Finds wrong store times, and their new values. Messages are added in the order of the new
     log.
 
-    If a message is later than the next message, but the previous message is not later than the next
-    one, the message gets the time of the next message. In all other cases, a message that is
-    earlier than the previous message gets the time of the previous message.
+    A message can be later than the next message, although the previous message is not later than
+    the next one. Such a message gets the time of the next message. In all other cases, a message
+    that is earlier than the previous message gets the time of the previous message.
 
     Attributes:
         lowered: physical offset -> new store time, for each single message that was too late.
@@ -491,8 +491,8 @@ class StoreTimes:
 
 
 def raised_from(last: int, times: Int64) -> Int64:
-    """Return the times, but raise each one to the time before it if it is lower. ``last`` is the
-    time before the first time in ``times``.
+    """Return the times. A time that is lower than the time before it is raised to that time.
+    ``last`` is the time before the first time in ``times``.
     """
     found: Int64 = np.maximum.accumulate(np.append(last, times))[1:]
     return found

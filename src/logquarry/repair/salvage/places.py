@@ -5,8 +5,8 @@ A disk or a driver that writes a block to a wrong place, or that swaps two block
 frames in the block. Salvage saves a displaced frame if all these conditions are true:
 
 - The frame begins in a lost part of the log, in the properties of the frame before this part, or
-  after the log's end. All bytes of its place, which are the bytes that PHYSICALOFFSET and the
-  frame's size name, lie in lost parts of the log.
+  after the log's end. The frame's place is the range of bytes that begins at PHYSICALOFFSET and has
+  the frame's size. All bytes of this place lie in lost parts of the log.
 - The queue that the frame names has the frame's entry: an entry at the frame's queue offset, with
   the frame's PHYSICALOFFSET, size and tags code. So salvage takes no frame of an earlier log or of
   another store, unless the message in the queue has the same values.

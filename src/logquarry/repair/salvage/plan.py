@@ -421,7 +421,8 @@ class _Planner:
         )
         plan.lost += losses.stray_messages(self._layout, plan.queues)
         plan.lost.sort(key=lambda span: span.offset)
-        # A key's hash contains the topic: the entry of a frame with a harmed topic is right.
+        # A key's hash contains the topic. So the index entry of a frame with a harmed topic differs
+        # from the frame, but is right.
         harmed = [Span(place, 1) for place in (*plan.right_queues, *(s.offset for s in plan.lost))]
         found = self._properties.finish(log_end, [*plan.lost, *harmed])
         plan.contradicted = found[places.of(found) >= 0].tolist()
@@ -460,7 +461,7 @@ def _note(
 ) -> None:
     """Record the queue offsets of some frames in the ``QueueNotes`` of their queues. ``harmed``
     contains the queues of each frame with a harmed topic or queue id. In its right queue, such a
-    frame does not count as a multi-dispatch copy.
+    frame is not a multi-dispatch copy.
     """
     numbers: dict[str, int] = {}
     # Different bytes can be decoded to the same name.

@@ -64,7 +64,7 @@ _LOST: Final = {
     "messages get a timer wheel",
     names.QUEUE_EXT: "the extension units of the queues; the broker then filters by the messages",
     names.TIERED: "messages that are only in the tiered storage are not read",
-    names.CONTROLLER: "the epochs of the controller: the new store begins as one without them",
+    names.CONTROLLER: "the epochs of the controller: the new store begins without them",
     names.UNKNOWN: "not known to be a part of a store; copy them if you need them",
 }
 """Feature -> what the new store lacks, or has in another form, as text."""
@@ -234,7 +234,8 @@ def salvage_store(
     found = Salvaged(plan)
     found.carried, found.left_behind = _other_files(layout, plan.config.queue_file_size)
     found.progress, documents = _config(layout, plan)
-    # With tieredStoreMetadata.json, the new store would have the feature that is left behind.
+    # Do not copy the files of a feature that is left behind, for example tieredStoreMetadata.json:
+    # the new store would seem to have the feature.
     for path in (path for one in found.left_behind for path in one.paths):
         documents.pop(path, None)
     found.left_behind += _unreadable_files(layout, ())
@@ -352,8 +353,8 @@ def _invalid_files(layout: StoreLayout, carried: Iterable[str]) -> list[LeftBehi
 
 
 def _make_timer_files(layout: StoreLayout, config: StoreConfig, disk: Disk, root: Path) -> int:
-    """Write timer wheel, timer log and ``timercheck`` of the new store ``root``, which has its log
-    and queues. Return how many messages wait in the wheel.
+    """Write timer wheel, timer log and ``timercheck`` of the new store ``root``, whose log and
+    queues are complete. Return how many messages wait in the wheel.
     """
     new = StoreLayout.open(root, config)
     if (timer.TOPIC, QUEUE_ID) not in new.queue_names:
@@ -411,8 +412,8 @@ def _moved_progress(
     plan: SalvagePlan,
     offsets: dict[tuple[str, str], dict[int, int]],
 ) -> list[MovedProgress]:
-    """Return the consumer offsets after the end of their queue in the new store. A broker would
-    deliver all messages of such a queue again, or skip new messages.
+    """Return the consumer offsets that are after their queue's end in the new store. With such an
+    offset, a broker would deliver all messages of the queue again, or skip new messages.
     """
     had = {queue.key: queue.max_offset for queue in all_queues(layout)}
     found: list[MovedProgress] = []

@@ -265,7 +265,7 @@ def undo_or_finish(into: Path) -> bool:
         if any(work.iterdir()) or not (into / SIDECAR / REPORT).is_file():
             _remove_unfinished(into)
             return False
-        # The log came last: the store is complete, and a broker may use it.
+        # The log was moved last, so the store is complete, and a broker may use it.
         work.rmdir()
     return True
 
@@ -370,7 +370,7 @@ class LogWriter:
             )
 
     def _patched(self, run: Run, move: int) -> Bytes:
-        """Return the bytes of some frames, with the fields that change."""
+        """Return the bytes of some frames, with their new values in the fields that change."""
         first = int(run.rows[0, POSITION])
         data = run.window.data[first : first + run.end - run.start]
         rows = run.rows

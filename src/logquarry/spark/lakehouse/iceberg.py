@@ -237,8 +237,8 @@ class Iceberg:
             if table is None:
                 raise StoreUnavailable(f"{self.name}: the table no longer exists")
             found = _marks(table)
-            # If this commit failed because another program committed, the marks are unchanged. Then
-            # the next try succeeds.
+            # A try fails if another program commits first. If that program was no export, the marks
+            # are unchanged, and the next try can succeed. If it was an export, this check raises.
             check_unmoved(self.name, _some(found, marks), before)
             self._append(table, files, {**found, **marks})
 
@@ -351,7 +351,6 @@ class TableDataFile(Source):
 
 
 def _tables(catalog: Catalog, below: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the identifiers of all tables of a catalog."""
     for namespace in catalog.list_namespaces(below):
         # Skip namespaces that are not inside `below`: a catalog without nested namespaces can list
         # the top namespaces again.

@@ -10,15 +10,16 @@ export) and the task's attempt. During a commit, a file (the run's note) describ
 
 A run writes the note before the first file of a commit, and removes the note after the commit. A
 run first locks the destination. If it then finds the note of an earlier run, the earlier run has
-crashed. If the table's marks have reached the marks in the note, the crashed run's commit succeeded
-and its files belong to the table; otherwise the new run removes the files. A catalog may still be
-carrying out the crashed run's commit. Before it removes files, the new run therefore makes an empty
-commit, after which the catalog rejects the earlier commit. Several Iceberg tables can share a
-destination, so a run removes only files of earlier runs for the same table.
+crashed. If the table's marks (:mod:`logquarry.spark.lakehouse`) have reached the marks in the note,
+the crashed run's commit succeeded and its files belong to the table; otherwise the new run removes
+the files. A catalog may still be carrying out the crashed run's commit. Before it removes files,
+the new run therefore makes an empty commit, after which the catalog rejects the crashed run's
+commit. Several Iceberg tables can share a destination, so a run removes only files of earlier runs
+for the same table.
 
 An object store has no locks, so a new run does not know whether an earlier run has crashed or is
-still running. The new run then removes no files. Remove the files of crashed runs with the table
-format's ``vacuum`` or ``remove_orphan_files``.
+still running. In an object store, a new run therefore removes no files. The user can remove the
+files of crashed runs with the table format's ``vacuum`` or ``remove_orphan_files``.
 """
 
 from __future__ import annotations
