@@ -417,8 +417,7 @@ class Retrying(Part):
         try:
             message = await core.slow(partial(core.store.message_at, fields["offset"]))
         except (MessageNotFound, CorruptStore) as error:
-            # Like RocketMQ, answer only with the offset. The error's text contains a path, which
-            # clients must not see.
+            # Like RocketMQ, answer only with the offset: clients must not see the error's path.
             what = fields["offset"]
             if isinstance(error, CorruptStore):
                 _lonely.warning("a consumer cannot send a message back: %s", error)

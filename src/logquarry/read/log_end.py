@@ -1,5 +1,4 @@
-"""Finds the end of a log, the messages that it has lost, and the damage that a recovery has
-recorded.
+"""Finds the end of a log, its lost messages, and the damage that a recovery has recorded.
 
 - If a durable offset is recorded (:mod:`logquarry.format.checkpoint`), the log reaches at least to
   this offset, even after a crash. A break in the chain of frames (other bytes between two frames)
@@ -248,8 +247,7 @@ class LogFrontier:
     no message of the log. So the end is:
 
     - if the durable offset is known: the durable offset;
-    - if a process has the store open, or may have it open: the end of the frames that follow each
-    other without a break;
+    - if a process has the store open, or may have it open: the end of the unbroken frames;
     - if the store was not shut down cleanly and no process has it open: the end of the last sound
       frame;
     - if the store was shut down cleanly: the end of the chain of frames that starts after the last

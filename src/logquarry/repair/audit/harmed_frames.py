@@ -5,8 +5,7 @@ called the *named queue* here. The frame's ids are called *harmed* if all these 
 
 - Another queue has the frame's entry: an entry at the frame's queue offset, with the frame's
   physical offset, size and tags code. The other queue has the same topic, or it has the same queue
-  id and a topic that differs in one character.
-- The named queue does not have this entry.
+  id and a topic that differs in one character. The named queue does not have this entry.
 - The other queue has an own entry near this entry. (An entry is an *own* entry if its message names
   the queue of the entry.) The search for it goes in both directions, and stops in each direction at
   the first own entry. If the other queue has only this entry, it is enough that the named queue has
@@ -35,16 +34,14 @@ PREPARED or ROLLBACK frame is *harmed* if all these conditions are true:
   needs no neighbour. Without this condition, the old entry of a message that a recovery has removed
   from the log could be mistaken for evidence of a harmed type.
 
-PREPAREDTRANSACTIONOFFSET shows the right type. A broker sets the field only for the types COMMIT
-and ROLLBACK, so the right type is COMMIT if the field is not 0. If the field is 0, the right type
-is NOT, or COMMIT if the message is the delivered copy of a delayed one. Salvage then writes NOT.
+PREPAREDTRANSACTIONOFFSET shows the right type: COMMIT if the field is not 0. If the field is 0, the
+right type is NOT, or COMMIT for the delivered copy of a delayed message. Salvage then writes NOT.
 
 Nothing in the store shows these changes, so the audit cannot find them:
 
 - from NOT to COMMIT or back. Queues and index have the same entries for both types.
 - from PREPARED to ROLLBACK or back. No queue has the message, with either type.
-- to PREPARED or ROLLBACK, if the queue has no entry for the message, for example because the
-  message was the last one before a crash.
+- to PREPARED or ROLLBACK, if the queue has no entry for the message, for example before a crash.
 
 If damage changes PREPARED or ROLLBACK to NOT or COMMIT, the message has no place in the queue that
 its frame names. Such a message is a stray (``SeenMessages.without_strays``). In a store of
@@ -85,9 +82,7 @@ NotedEntries = Mapping[QueueKey, Mapping[int, QueueEntry]]
 _MOST_NEIGHBOURS: Final = 16
 """Maximum number of entries to read on each side of an entry."""
 _MOST_SEARCHED: Final = 1 << 24
-"""Maximum work of one audit, in entries. These frames can need more: those of a large queue without
-files in a topic with many queues, and a queue's first or last message in a large log.
-"""
+"""Maximum work of one audit, in entries."""
 _SEARCH: Final = 64
 _READ: Final = 256
 _PROBE: Final = 1_024
@@ -230,7 +225,8 @@ class HarmedIds:
             return False
         queue = self._queue_of(key)
         if queue is not None and queue.max_offset - queue.min_offset == 1:
-            if self._queue_of(named) is not None or self._is_renamed(key[0], named[0]):
+            is_renamed = named[0] in self._configured and key[0] not in self._configured
+            if is_renamed or self._queue_of(named) is not None:
                 return False
             return not self._is_in_log(key, offset, [None, None])
         # Physical offsets of the own entries before and after this entry.
@@ -246,12 +242,6 @@ class HarmedIds:
                     near[step > 0] = frame.physical_offset
                     break
         return near != [None, None] and not self._is_in_log(key, offset, near)
-
-    def _is_renamed(self, topic: str, named: str) -> bool:
-        """Whether the configuration lists the topic ``named``, but not ``topic``, whose folder is
-        on the disk.
-        """
-        return named in self._configured and topic not in self._configured
 
     @cached_property
     def _configured(self) -> Container[str]:
@@ -290,9 +280,7 @@ class HarmedIds:
         return self._has_message_of(key, key, offset)
 
     def _has_message_of(self, key: QueueKey, on_disk: QueueKey, offset: int) -> bool:
-        """Whether the queue ``on_disk`` has an entry at an offset that points to the message that
-        names the queue ``key`` and this offset.
-        """
+        """Whether the entry at an offset points to a message that names ``key`` and the offset."""
         frame = self._frame(on_disk, offset)
         return frame is not None and frame.queue_offset == offset and frame.queue_key == key
 
@@ -318,8 +306,7 @@ def placed(
     moved: dict[QueueKey, list[QueuePart]] = {}
     for key, part in parts.items():
         places = part.units["physical_offset"]
-        # Move only the entry in the queue that the frame names. Entries that multi-dispatch has
-        # added to further queues stay there.
+        # Entries that multi-dispatch has added to further queues stay there.
         rows = [
             (at, found[int(places[at])].right)
             for at in np.flatnonzero(np.isin(places, harmed)).tolist()
