@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
+import logquarry as lq
 from logquarry.cli import main as cli_main
 from logquarry.cli import outcome
 from logquarry.cli.outcome import ExitCode, exit_code
@@ -28,6 +29,7 @@ from logquarry.errors import (
 )
 from tests.helpers.command import run
 from tests.helpers.operator_faults import full_disk
+from tests.helpers.small_store import opened
 
 
 @pytest.mark.parametrize(
@@ -183,13 +185,23 @@ runpy.run_module("logquarry", run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.fixture(scope="module")
+def many_messages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with so many messages that verify imports numba."""
+    root = tmp_path_factory.mktemp("many") / "store"
+    with opened(root, mapped_file_size_commit_log=1 << 20) as store:
+        for number in range(5_000):
+            store.put(lq.Message("t", b"%d" % number))
+    return root
+
+
 @pytest.mark.parametrize(
     "name",
     ["click", "logquarry.cli.main", "logquarry.cli.check", "numpy", "numba.core", "llvmlite"],
 )
-def test_ctrl_c_during_an_import(name: str, damaged_store: Path) -> None:
+def test_ctrl_c_during_an_import(name: str, many_messages: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", AT_IMPORT.format(name=name), str(damaged_store)],
+        [sys.executable, "-c", AT_IMPORT.format(name=name), str(many_messages)],
         capture_output=True,
         text=True,
         check=False,
@@ -208,7 +220,7 @@ def test_ctrl_c_during_an_import(name: str, damaged_store: Path) -> None:
     ],
 )
 def test_a_signal_in_a_destructor_is_not_lost(
-    damaged_store: Path, name: str, code: int, line: str
+    many_messages: Path, name: str, code: int, line: str
 ) -> None:
     """Python ignores exceptions there; the exception is raised again at the next place."""
     script = AT_IMPORT.replace(
@@ -221,7 +233,7 @@ def test_a_signal_in_a_destructor_is_not_lost(
         "            del made",
     )
     done = subprocess.run(
-        [sys.executable, "-c", script.format(name="numba"), str(damaged_store)],
+        [sys.executable, "-c", script.format(name="numba"), str(many_messages)],
         capture_output=True,
         text=True,
         check=False,
