@@ -535,13 +535,3 @@ def test_a_lost_index_is_made_again(tmp_path: Path, is_emptied: bool) -> None:
     with lq.MessageStore.open(tmp_path, config=config()) as reader:
         assert [message.body for message in reader.query("t", "k")] == [b"old"]
         assert [message.body for message in reader.query("t", "other")] == [b"new"]
-
-
-def test_an_index_that_was_turned_off_is_made(tmp_path: Path) -> None:
-    without = dataclasses.replace(config(), message_index_enable=False)
-    with lq.MessageStore.open(tmp_path, mode="rw", config=without) as store:
-        store.put(lq.Message("t", b"old", keys="k"))
-    with opened(tmp_path) as store:
-        store.put(lq.Message("t", b"new", keys="other"))
-    with lq.MessageStore.open(tmp_path, config=config()) as reader:
-        assert [message.body for message in reader.query("t", "k")] == [b"old"]
