@@ -23,7 +23,7 @@ from logquarry.dialect31.open_transactions import OpenTransaction
 from logquarry.dialect31.state_table import StateTableKeeper
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.service import Health, Service
-from logquarry.errors import LogquarryError, UsageError
+from logquarry.errors import LogquarryError, StoreUnavailable, UsageError
 from logquarry.format import frame, java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.arrays import (
@@ -295,6 +295,9 @@ class CheckService(Service):
 
     The first check runs one minute after the start.
     """
+
+    # A check waits for the dispatcher, which tries again after an error such as a full disk.
+    retried = (StoreUnavailable,)
 
     def __init__(self, check: Callable[[], int], health: Health, interval_ms: int) -> None:
         super().__init__("transactions", health, interval_ms=_FIRST_CHECK_MS, is_timed=True)

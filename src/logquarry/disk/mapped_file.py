@@ -93,19 +93,21 @@ class MappedFile(FilePlace):
         self._sync_lock = threading.Lock()
         self.is_locked_in_memory = self._is_made = False
         self._descriptor = self._open(exclusive)
+        self._copy: FileCopy | None = None
+        copied = -1
         try:
             self._map = disk.map(self._descriptor, size)
+            if not self._map.is_watched:
+                self._copy = FileCopy(disk, self._descriptor, path, size)
+                copied = os.dup(self._descriptor)
         except OSError as error:
             disk.discard(self._descriptor, path, is_new=self._is_made)
             raise disk.refused(path, error) from error
         self._view = memoryview(self._map)
         self._readable = self._view.toreadonly()
         self._map_address = write_buffers.address_of(self._map)
-        self._copy: FileCopy | None = None
         self._probed: ReadableMap | None = None
-        if not self._map.is_watched:
-            self._copy = FileCopy(disk, self._descriptor, path, size)
-            copied = os.dup(self._descriptor)
+        if self._copy is not None:
             self._probed = ReadableMap(str(path), self._map, size, descriptor=copied)
         elif not self._is_made:
             # If this process created the file, all its pages are readable, so they need no probe.

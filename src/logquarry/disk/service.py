@@ -195,9 +195,7 @@ class Service(ABC):
 
     If :meth:`run_once` raises SyncDelayed, the service runs again after the interval. The service
     also runs again if :meth:`run_once` raises an error of the classes in ``retried``, and the store
-    may still be written. If :meth:`run_once` raises StoreUnavailable for any other reason, for
-    example because the store is poisoned, the service ends. After any other exception, the thread
-    poisons the store and ends.
+    may still be written. After any other exception, the service poisons the store and ends.
 
     If several runs fail in a row, the service logs the first failure, and each later failure whose
     text differs from that of the failure before. The service also logs the first success after a

@@ -42,6 +42,7 @@ from logquarry.testing.clock import FakeClock
 from logquarry.write.dispatcher import MessageArrival
 from logquarry.write.put_result import PutResult
 from tests.helpers.failing_disk import ENOSPC, FaultyDisk
+from tests.helpers.waiting import eventually
 
 NOW = 1_700_000_000_000
 
@@ -534,3 +535,35 @@ def test_the_first_check_is_after_a_minute_whatever_the_interval() -> None:
     assert service.interval_ms == 60_000
     service.run_once()
     assert (runs, service.interval_ms) == ([1], 5_000)
+
+
+def test_a_check_that_fails_because_of_a_queue_leaves_the_store_writable(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    """The dispatcher tries again, so the check must try again too."""
+    checks: list[int] = []
+
+    def check() -> int:
+        checks.append(1)
+        return found()
+
+    with StoreWriter.start(tmp_path, config=config(), clock=clock) as store:
+        known = store.prepared_transactions
+        known.set_listener(lambda _: None)
+        found = known.check
+        taken = tmp_path / "consumequeue" / "other"
+        taken.write_bytes(b"")
+        store.put(Message("other", b"1"))
+        with pytest.raises(StoreUnavailable, match="it is not a folder"):
+            store.wait_dispatched(timeout=60)
+        service = CheckService(check, store._engine.health, 10)
+        service.interval_ms = 10
+        service.start()
+        try:
+            eventually(lambda: len(checks) > 2)
+        finally:
+            service.stop()
+        taken.unlink()
+        eventually(lambda: store.queue_offsets("other", 0).max > 0)
+        store.put(Message("t", b"2"))
+    assert store.close_problem is None

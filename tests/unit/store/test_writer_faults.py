@@ -13,6 +13,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.disk.service import SyncDelayed
+from logquarry.disk.write_buffers import FileCopy
 from logquarry.errors import StoreNotFound, StoreUnavailable
 from logquarry.log.readable import WatchedMap
 from logquarry.repair.verification import verify_store
@@ -141,6 +142,35 @@ def test_a_file_that_cannot_be_mapped_is_made_again(tmp_path: Path) -> None:
             with pytest.raises(StoreUnavailable, match="Cannot allocate memory"):
                 store.put(lq.Message("t", b"1"))
         disk.is_full = False
+        store.put(lq.Message("t", b"2"))
+        assert store.wait_dispatched(timeout=60)
+        assert bodies(store) == [b"2"]
+    assert store.close_problem is None
+
+
+class _UnwatchedDisk(FaultyDisk):
+    """No handler watches the maps, for example because logquarry is not compiled."""
+
+    def map(self, descriptor: int, size: int) -> WatchedMap:
+        found = super().map(descriptor, size)
+        found._forget()
+        return found
+
+
+def test_a_file_whose_copy_has_no_memory_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the store would take no more messages."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with opened(tmp_path, _UnwatchedDisk()) as store:
+        with monkeypatch.context() as full:
+            full.setattr(FileCopy, "__init__", fail)
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable, match="00000: Cannot allocate memory"):
+                    store.put(lq.Message("t", b"1"))
         store.put(lq.Message("t", b"2"))
         assert store.wait_dispatched(timeout=60)
         assert bodies(store) == [b"2"]

@@ -522,11 +522,14 @@ def test_a_new_store_beside_the_log_of_a_broker_is_made(tmp_path: Path) -> None:
         store.put(lq.Message("t", b"x"))
 
 
-def test_a_lost_index_is_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_a_lost_index_is_made_again(tmp_path: Path, is_emptied: bool) -> None:
     """Otherwise queries would no longer find the old keys as soon as the index has a new file."""
     with opened(tmp_path) as store:
         store.put(lq.Message("t", b"old", keys="k"))
     shutil.rmtree(tmp_path / "index")
+    if is_emptied:
+        (tmp_path / "index").mkdir()
     with opened(tmp_path) as store:
         store.put(lq.Message("t", b"new", keys="other"))
     with lq.MessageStore.open(tmp_path, config=config()) as reader:

@@ -170,11 +170,7 @@ def rebuild(
         and CONSUME_QUEUE in names
         and not (layout.is_live() or lost_names(root, layout.log_folders))
     ):
-        # Check for missing log files before the log is read, which can take hours. If a file has
-        # only its second name, the rebuild first restores the file, and checks later.
-        end = layout.commit_log.end
-        search = LossSearch(layout, end=end, damage=tuple(missing_files(layout, end)))
-        require_consent(layout.root, search.loss(), None)
+        _require_files(layout)
     linked = [root / name for name in names if (root / name).is_symlink()]
     if into is None and apply and linked:
         raise UsageError(
@@ -202,6 +198,15 @@ def rebuild(
         return work.run(progress)
     finally:
         lock.release()
+
+
+def _require_files(layout: StoreLayout) -> None:
+    """Check for missing log files before the log is read, which can take hours. Raises LossRefused
+    if the queues point to messages in a missing file.
+    """
+    end = layout.commit_log.end
+    search = LossSearch(layout, end=end, damage=tuple(missing_files(layout, end)))
+    require_consent(layout.root, search.loss(), None)
 
 
 def _report(
@@ -274,6 +279,9 @@ class _Rebuild:
         try:
             with names:
                 layout = StoreLayout.open(self.root, self.config)
+                if is_in_place and CONSUME_QUEUE in self.names:
+                    # The first check left out a store with files that only now have their names.
+                    _require_files(layout)
                 is_live = not is_in_place and layout.is_live()
                 report = _report(layout, into, self.names, is_live=is_live)
                 report = self._built(layout, report, progress)

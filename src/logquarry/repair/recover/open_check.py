@@ -69,6 +69,9 @@ from logquarry.text import counted
 
 _CHECKED_FILES: Final = 3
 """Number of files at the log's end that RocketMQ reads at its start (``recoverNormally``)."""
+_NO_INDEX: Final = "it has no index of its messages"
+"""Without a recovery, queries would no longer find the keys of older messages as soon as the next
+key makes an index file."""
 _OURS: Final = frozenset(
     {
         store_files.ABORT,
@@ -185,8 +188,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     start = max(queued, log.min_offset)
     if settings.message_index_enable:
         if end > log.min_offset and store_files.INDEX not in layout.folders:
-            # Otherwise, with the next key, queries would no longer find the keys of older messages.
-            raise NeedsRecovery("it has no index of its messages")
+            raise NeedsRecovery(_NO_INDEX)
         shape = settings.index_shape
         fault = None if shape is None else index_fault(layout, shape, log_end=end)
         if fault is not None:
@@ -196,7 +198,9 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     before = (_CHECKED_FILES - 1) * layout.commit_log.file_size
     checked_from = max(log.min_offset, last_file - before)
     if not is_recovered:
-        _check_queues(layout, settings, queues, checked_from, start)
+        has_keys = _check_queues(layout, settings, queues, checked_from, start)
+        if has_keys and settings.message_index_enable and not layout.index_files:
+            raise NeedsRecovery(_NO_INDEX)
     transactions = TransactionsFound()
     if settings.is_3_1:
         start_at = end if is_recovered else checked_from
@@ -400,16 +404,18 @@ def _check_queues(
     queues: Iterable[Queue],
     start: int,
     stop: int,
-) -> None:
-    """Raise NeedsRecovery if a part of the log has unrecorded damage, if a queue lacks a message,
-    or if a queue has entries after its last message.
+) -> bool:
+    """Return whether a message has keys.
+
+    Raise NeedsRecovery if a part of the log has unrecorded damage, if a queue lacks a message, or
+    if a queue has entries after its last message.
 
     After a clean shutdown, Java dispatches only messages after the last one in any queue. So Java
     never adds an entry of an earlier message (test stores `noabort-cq-behind`,
     `noabort-one-topic-gone`).
     """
     if start >= stop:
-        return
+        return False
     known = known_damage(layout)
     there = {queue.key: queue for queue in queues}
     ids = HarmedIds(layout, there, there.get, is_3_1=config.is_3_1)
@@ -426,6 +432,7 @@ def _check_queues(
         difference = audit.difference or audit.surplus
         if difference is not None:
             raise NeedsRecovery(f"{queue_name(audit.key)}: {difference.reason}")
+    return audits.has_keys
 
 
 def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:

@@ -134,11 +134,13 @@ class Progress:
             # The retry topic has only messages that this group sent back, so skip none of them.
             return _Beginning(queue_ids)
         if start.at != "earliest" and self._lost.unread is not None:
+            where = f"at its last write, unless {start.at} is earlier"
+            if self._lost.saved_at is None:
+                where = f"at {start.at}, because the time of its last write is unknown"
             logger.warning(
                 "group %s: its offsets in %s may be lost, because %s cannot be read: the group "
-                "starts at its last write, unless %s is earlier. If no other group needs the file, "
-                "delete it",
-                *(group, topic, self._lost.unread, start.at),
+                "starts %s. If no other group needs the file, delete it",
+                *(group, topic, self._lost.unread, where),
             )
             return _Beginning(queue_ids, start, self._lost.saved_at)
         return _Beginning(queue_ids, start)
@@ -224,7 +226,7 @@ class LostOffsets:
         self._aside = sorted(aside.glob(f"{name}*")) if aside.is_dir() else []
         # Read the time now, because later saves of the offsets change it.
         self.saved_at = self._find_saved_at()
-        self.unread = next((path for path in self.files if _text(path) is None), None)
+        self.unread = self._find_unread(config / name)
         """An offset file that the disk does not deliver: it may name any group. Else None."""
 
     @property
@@ -263,6 +265,13 @@ class LostOffsets:
             return True
         listed = _text(self._config / broker_json.SUBSCRIPTION_GROUP_FILE)
         return listed is not None and f'"{group}"' in listed
+
+    def _find_unread(self, main: Path) -> Path | None:
+        torn = [path for path, _ in self._torn]
+        if main not in torn and main.is_file():
+            # The backup has only older offsets than the whole file.
+            torn = []
+        return next((path for path in torn + self._aside if _text(path) is None), None)
 
     def _find_saved_at(self) -> tuple[int, Path] | None:
         """Return the time (ms) of the last write of the lost offsets, and the file that has this

@@ -18,6 +18,7 @@ from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CHECKPOINT, DURABLE
 from logquarry.read.log_end import known_damage
+from logquarry.repair.recover.loss import LossRefused
 from logquarry.repair.recover.plan import StepKind
 from logquarry.testing.builder import StoreBuilder
 from tests.helpers.failing_disk import StoppedDisk
@@ -183,6 +184,26 @@ def test_a_file_in_the_middle_that_has_only_its_second_name(
     lq.recover(root, apply=True, config=config())
     with lq.MessageStore.open(root, config=config()) as opened:
         assert bodies(opened) == [b"%d" % number for number in range(300)]
+
+
+def test_a_rebuild_checks_for_missing_files_after_it_restored_others(tmp_path: Path) -> None:
+    """Otherwise the new queues would end before the missing file, without a refusal."""
+    store = lq.MessageStore.open(tmp_path / "live", mode="rw", config=config())
+    for number in range(900):
+        store.put(lq.Message("t", b"%d" % number))
+    assert store.wait_dispatched(timeout=60)
+    root = tmp_path / "s"
+    shutil.copytree(store.root, root)
+    store.close()
+    files = sorted((root / "commitlog").iterdir())
+    assert len(files) > 4
+    for file in files[1:3]:
+        file.unlink()
+    (root / ".logquarry" / "names" / "commitlog" / files[2].name).unlink()
+    with pytest.raises(LossRefused, match=f"commitlog/{files[2].name} is missing"):
+        lq.rebuild(root, apply=True, config=config())
+    assert not files[1].exists()
+    assert lq.recover(root, config=config()).steps[0].file == f"commitlog/{files[1].name}"
 
 
 @pytest.mark.parametrize("recovery", ["safe", "rocketmq"])

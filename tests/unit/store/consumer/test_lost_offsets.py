@@ -141,6 +141,40 @@ def test_a_file_that_the_disk_does_not_deliver(
         assert "quarantine/config/consumerOffset.json cannot be read" in caplog.text
 
 
+def test_a_backup_that_the_disk_does_not_deliver(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole file has all groups."""
+    backup = file(root).with_name("consumerOffset.json.bak")
+    shutil.copy2(file(root), backup)
+
+    def failing(path: Path) -> bytes:
+        if path == backup:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return path.read_bytes()
+
+    for module in (config_file, offsets_module):
+        monkeypatch.setattr(module, "read_file", failing)
+    with (
+        opened(root) as store,
+        store.consumer("new", "t", start="latest", timeout=0) as consumer,
+    ):
+        assert consumer.estimates == () and numbers(consumer) == []
+
+
+def test_a_file_that_the_disk_does_not_deliver_and_whose_time_is_unknown(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(path: Path) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(offsets_module, "read_file", failing)
+    monkeypatch.setattr(offsets_module, "_changed_at", lambda _: None)
+    with opened(root) as store, store.consumer("new", "t", start="latest", timeout=0):
+        pass
+    assert "starts at latest, because the time of its last write is unknown" in caplog.text
+
+
 def test_the_backup_is_read(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     backup = file(root).with_name("consumerOffset.json.bak")
     backup.write_text(file(root).read_text().replace("58", "55"))
