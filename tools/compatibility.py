@@ -47,6 +47,16 @@ SCENARIOS = {
 }
 """For each scenario of oracle/v5, what its store contains."""
 
+_LEFT_BEHIND = {
+    "controller": "does not copy the controller's epochs",
+    "queue_ext": "does not copy the queue extension",
+    "rocksdb_config": "copies the configuration in RocksDB unchanged, without making JSON files",
+    "rocksdb_queues": "does not copy the queues in RocksDB, but makes queue files",
+    "rocksdb_store": "does not copy `rocksdbstore/`",
+    "tiered": "does not copy the messages that are only in tiered storage",
+}
+"""For each feature that a salvage left behind, what the salvage does."""
+
 
 def results(path: Path = RESULTS) -> str:
     """Return the tables, and a list of the failures."""
@@ -59,14 +69,17 @@ def results(path: Path = RESULTS) -> str:
         if row["result"] == _FAILED:
             failures.append(f"- {row['store']}, `{row['command']}`: {_plain(row['detail'])}")
         elif row["detail"].startswith("left behind"):
-            parts_left = _plain(row["detail"]).removeprefix("left behind: ")
-            left.append(f"- {row['store']}: `{row['command']}` leaves {parts_left} behind")
+            features = row["detail"].removeprefix("left behind: ").split(", ")
+            left += [
+                f"- {row['store']}: `{row['command']}` {_LEFT_BEHIND[name]} (`{name}`)"
+                for name in features
+            ]
     parts = ["## Stores of brokers that were shut down or killed", _table(cells, "", COMMANDS)]
     parts += ["## Copies of the files of a running broker", _table(cells, _LIVE, _ON_LIVE)]
     if failures:
         parts += ["## Failures", "\n".join(failures)]
     if left:
-        parts += ["## Parts that are not in the new store", "\n".join(left)]
+        parts += ["## Parts that are left behind", "\n".join(left)]
     return "\n\n".join(parts)
 
 

@@ -211,9 +211,10 @@ class MessageRejected(StoreError):
             if multi-dispatch makes the message too large.
         reason: logquarry's code for the cause, such as too_large, properties, topic or delay.
         index: index of the message in a ``put_many``, from 0; None for a single put.
-        appended: as in :class:`StoreUnavailable`. Usually a ``put_many`` rejects a message before
-            it appends the first one. Only if multi-dispatch (delivery to further queues) makes a
-            message too large, the messages before it are already in the log.
+        appended: as in :class:`StoreUnavailable`. Usually ``put_many`` checks all messages
+            before it appends any, so a rejection leaves none of them in the log. Only if
+            multi-dispatch (delivery to further queues) makes a message too large, the messages
+            before it are already in the log.
     """
 
     def __init__(self, message: str, *, status: str, reason: str, index: int | None = None) -> None:

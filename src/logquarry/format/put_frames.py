@@ -4,9 +4,9 @@ stages in files.
 The table has one column of int64 per message:
 
 - SIZE is TOTALSIZE, and PREPARED_OFFSET is PREPAREDTRANSACTIONOFFSET.
-- TOPIC, HEAD and QUEUE are indexes. A topic is TOPICLEN with the bytes of the name. A head is the
-  start of a frame with certain hosts and SYSFLAG. The message gets the next queue offset of the
-  queue.
+- TOPIC, HEAD and QUEUE are indexes. The topic to which TOPIC points consists of TOPICLEN and the
+  bytes of the name. The head to which HEAD points is the start of a frame with certain hosts and
+  SYSFLAG. The message gets the next queue offset of the queue to which QUEUE points.
 - BODY_AT and PROPS_AT are addresses of the body and of the property string.
 - QUEUE_OFFSET is only for a message that takes no new queue offset: it is 0, or the message's
   previous queue offset.

@@ -130,8 +130,8 @@ class StoreLayout:
     def by_content(self, *, shows_lost_head: bool = True) -> StoreLayout:
         """Make a layout that determines the offset of each log file from its frames, not its name.
 
-        Verify, the repairs and the opening for writing use such a layout. With ``shows_lost_head``,
-        the layout lists one empty file in place of the log's lost first files, if there are any.
+        ``verify``, the repairs, and the opening of a store for writing use such a layout. With
+        ``shows_lost_head``, it lists one empty file in place of the log's lost first files, if any.
         """
         other = copy.copy(self)
         other._goes_by_names = False

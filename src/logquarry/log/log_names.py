@@ -341,8 +341,8 @@ class _Identification:
         self._place_strays(strays)
 
     def _place_strays(self, strays: dict[int, _Item]) -> None:
-        # Add files to the log if their names are not offsets, but their frames show one. A file
-        # before the log's start is added only if it ends where the log starts. Any other file
+        # Add a file to the log if its name is not an offset, but its frames show its offset. A
+        # file before the log's start is added only if it ends where the log starts. Any other file
         # before the start is probably a copy of an expired file.
         bases = [*self._right, *self._placed]
         start = min(bases, default=None)

@@ -76,7 +76,7 @@ _HARM: Final = {
 }
 
 _OUT = {
-    # After a kill, a broker may not make all lost entries again.
+    # After a kill, it is possible that a broker makes only some of the lost entries again.
     names.ROCKSDB_QUEUES: "`logquarry recover` and `rebuild` make new queues in RocksDB if no "
     "queue is in files, and no topic has batch queues (queue.type=BatchCQ); or copy the messages "
     "with `logquarry salvage --into`, which makes a store with queues in files; or start the "

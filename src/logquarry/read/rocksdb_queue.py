@@ -142,8 +142,8 @@ class QueueDb:
     def queues(
         self, tails: Mapping[QueueKey, LogQueue], log_min_offset: int
     ) -> dict[QueueKey, Queue]:
-        """Return all queues. ``tails`` are queues made from the log after the dispatched end. A
-        queue in RocksDB continues with its tail.
+        """Return all queues. ``tails`` are queues made from the messages that are in the log
+        after the dispatched end. A queue in RocksDB continues with its tail.
         """
         found: dict[QueueKey, Queue] = dict(tails)
         for key in self.bounds:
@@ -227,8 +227,8 @@ def _with_warnings(events: Iterable[Event]) -> Iterator[Event]:
 
 
 class RocksQueue(Queue):
-    """A queue in RocksDB. After the entries in RocksDB, the queue continues with ``tail``: the
-    entries made from the log after the dispatched end (None: no such entries).
+    """A queue in RocksDB. After the entries in RocksDB, the queue continues with ``tail``:
+    entries for the messages that are in the log after the dispatched end (None if there are none).
 
     With ``is_strict``, damage in RocksDB raises ``CorruptFile``; otherwise entries are missing.
     ``last_place`` is the physical offset of the last message in RocksDB.

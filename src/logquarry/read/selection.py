@@ -158,8 +158,8 @@ def plan_read(
 
 
 def _from_frame(parts: Sequence[Part], start: int | None) -> Sequence[Part]:
-    """If no frame begins at ``start``, let the part that begins there report damage. Other parts
-    skip the bytes before their first frame, because the previous part reads these bytes.
+    """If no frame begins at ``start``, let the part that begins at ``start`` report damage. Other
+    parts skip the bytes before their first frame, because the previous part reads these bytes.
     """
     return [
         replace(part, resync=False) if isinstance(part, LogSplit) and part.start == start else part

@@ -72,8 +72,8 @@ def compact(
 
     Raises:
         StoreNotFound: if there is no export.
-        UsageError: if no export made the table, if an argument does not apply to this kind of
-            table, or if a package is missing.
+        UsageError: if the table was not created by an export, if an argument does not apply to this
+            kind of table, or if a package is missing.
         StoreUnavailable: if another program changed the files during this compaction; for a local
             Parquet folder, also if an export or another compaction is running.
         CorruptFile: if a file differs from its description in the table; the table is unchanged.

@@ -275,9 +275,9 @@ class ReplicaWait:
         """
         waiting = self._waiting
         if self._held_from <= since and offset <= self._held_to and not waiting:
-            # The acknowledged range already contains the new range. Compare both ends: a slave that
-            # is behind another slave may acknowledge bytes that are before the acknowledged range.
-            # Then do not return here.
+            # The acknowledged range already contains the new range. Compare the start and the end
+            # of the new range: a slow slave may acknowledge bytes before the range that a faster
+            # slave has already acknowledged.
             return
         reached: list[Waiter] = []
         others: list[Waiter] = []

@@ -43,10 +43,12 @@ def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
     neighbours, like the entries with which :func:`logquarry.write.queue_writer.without_gaps` fills
     a gap. The queue's end is the number of the first entry after the queue.
 
-    ``log_start`` is the start of the log. After the first unwritten entry of the last file, there
-    can be written entries that do not belong to the queue. The queue ends before the first entry
-    there that points to ``log_start`` or later, or to a lower physical offset than an earlier
-    entry.
+    ``log_start`` is the start of the log. Written entries after the first unwritten entry of the
+    last file may not belong to the queue. So the queue ends before the first one of these entries
+    to which one of two conditions applies:
+
+    - The entry points to ``log_start`` or later.
+    - The entry points to a lower physical offset than an earlier entry.
     """
     made: dict[int, bytes] = {}
     stop = queue.entry_end

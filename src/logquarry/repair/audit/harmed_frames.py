@@ -99,12 +99,12 @@ class Moved(NamedTuple):
 
 
 class HarmedIds:
-    """Moves the harmed frames to their right queues. The frames come in the order of the log.
+    """Assigns each harmed frame (whose topic or queue id is wrong) to the queue to which the frame
+    belongs. The frames come in the order of the log.
 
     Args:
         names: the queues on the disk.
-        queue_of: returns a queue; None if it has no usable files. The call is made only when the
-            queue is needed.
+        queue_of: returns a queue; None if it has no usable files. Called only for needed queues.
         noted: the entries that an interrupted recovery saved before it cut the queues.
 
     Attributes:
@@ -298,7 +298,7 @@ class HarmedIds:
 def placed(
     parts: Mapping[QueueKey, QueuePart], found: Mapping[int, Moved]
 ) -> Mapping[QueueKey, QueuePart]:
-    """Move the entries of the frames in ``found`` (by physical offset) to their right queues."""
+    """Move the entries of the frames in ``found`` (by physical offset) to the right queues."""
     if not found:
         return parts
     harmed = np.fromiter(found, np.int64, len(found))

@@ -93,9 +93,9 @@ class IndexAudit:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the entries are those of the log's keys, in the same order. The last keys of the
-        log may lack entries. True if :meth:`add` was never called. If False, read the log again,
-        and call :meth:`count` for each run.
+        """Whether the entries are those of the log's keys, in the same order. The result is True
+        even if the last keys of the log have no entries, and also if :meth:`add` was never called.
+        If the result is False, read the log again, and call :meth:`count` for each run.
         """
         if not self._has_keys:
             return True

@@ -1,1 +1,3 @@
-"""Recovers a store after a crash: safely, by logquarry's rules, or exactly as RocketMQ does."""
+"""Recovers a store after a crash, either safely (by logquarry's rules) or exactly as RocketMQ
+does.
+"""

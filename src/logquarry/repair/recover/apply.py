@@ -2,11 +2,11 @@
 
 If the recovery is interrupted, it can be run again, because it changes the store in this order:
 
-1. the durable offset, because it is the only sign of the log's end as soon as ``abort`` exists
-2. ``abort``
-3. the log, then queues and index, followed by a sync of these files
-4. the durable offset, in a record that is valid with the old and with the new checkpoint
-5. the new checkpoint
+1. write the durable offset: once ``abort`` exists, only this offset shows where the log ends
+2. create ``abort``
+3. repair the log, then queues and index, and sync these files
+4. write the durable offset again, in a record that is valid with the old and the new checkpoint
+5. write the new checkpoint
 """
 
 from __future__ import annotations

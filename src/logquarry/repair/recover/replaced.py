@@ -143,7 +143,7 @@ class ReplacedFiles:
         return frames[np.isin(frames[:, 0], bad)]
 
     def _are_replaced(self, places: Int64) -> Bools:
-        """Return a mask: whether each place is in a log file that was replaced."""
+        """Return a mask: whether each physical offset is in a log file that was replaced."""
         held = np.zeros(len(places), np.bool_)
         bases = places // self._log.file_size * self._log.file_size
         for base in np.unique(bases).tolist():
@@ -154,7 +154,10 @@ class ReplacedFiles:
         return held
 
     def _is_replaced(self, places: list[int], stop: int) -> bool:
-        """Whether at least half of the frames after ``places`` have no entry in the queues."""
+        """Whether a log file was replaced: at least half of the compared frames have no entry in
+        the queues. ``places`` are physical offsets in the file, and ``stop`` is the file's end. The
+        next frames at or after each of these offsets are compared (:meth:`_judged`).
+        """
         counts = {True: Counter[bool](), False: Counter[bool]()}
         for place in places:
             for key, is_queued in self._judged(place, stop):
@@ -164,8 +167,8 @@ class ReplacedFiles:
         return found[False] > 0 and found[False] >= found[True]
 
     def _judged(self, start: int, stop: int) -> Iterator[tuple[QueueKey, bool]]:
-        """For each of the next frames after a place, yield its queue, and whether the queue has the
-        frame's entry. Frames that need no entry are left out.
+        """For each of the first frames at or after ``start``, yield its queue, and whether the
+        queue has the frame's entry. Frames that need no entry are left out.
         """
         place = self._reader.find(start, stop)
         for _ in range(_FRAMES):

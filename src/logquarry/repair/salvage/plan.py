@@ -264,8 +264,9 @@ class _Planner:
         bounds = find_bounds(layout, queues, ignores_cut=True)
         queued = bounds.queued
         if not self._log.files:
-            # `find_bounds` ignores entries far after the last log file, because they may be
-            # damaged. Without log files, there is no such limit: use all entries.
+            # `find_bounds` ignores queue entries that point far beyond the last log file, because
+            # such entries may be damaged. Without log files, there is no such limit: use all
+            # entries.
             queued = max((queue.last_physical_end or 0 for queue in queues), default=None)
         # If a queue has an entry, its message was once in the log, even if the store crashed later.
         self._known_end = max(bounds.durable or 0, queued or 0)

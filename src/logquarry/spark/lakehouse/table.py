@@ -113,7 +113,8 @@ def check_types(name: str, own: pa.Schema, found: pa.Schema) -> None:
     """Raise UsageError if another program has changed the type of a column.
 
     A longer integer is accepted, because readers convert the shorter integers of the files. A
-    column can be missing: exports still write the columns of the first export.
+    column may be missing from the table. This is no error: exports still write all columns of the
+    first export.
 
     Args:
         own: the columns that the export writes.
@@ -291,7 +292,10 @@ class Table(Protocol):
         """Whether the files contain the columns that partition the table."""
 
     def look(self) -> TableState | None:
-        """Return the state; None if there is no table. Raise UsageError if no export made it."""
+        """Return the state; None if there is no table.
+
+        Raise UsageError if the table was not created by an export.
+        """
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
         """Create the table without rows; store `document` as the property PROPERTY.

@@ -265,8 +265,8 @@ def retain(
             raise StoreUnavailable(f"{root}: {refused}")
         # A writer makes a hard link to each file of the log and of the index that it changes. A
         # clean shutdown removes these links. Delete any link that is left: the next opening would
-        # restore a deleted file from such a link. If a file has only this link, another program has
-        # deleted the file, because the shutdown was clean. So this link is deleted too.
+        # restore a deleted file from such a link. The shutdown was clean. So if a file has only
+        # this link, another program deleted the file: delete this link too.
         NameGuard(disk).discard([*log_paths(root, layout.log_folders), root / INDEX])
         plan = _plan(layout, rules, clock)
         apply_retention(plan, disk, root, progress)
