@@ -52,13 +52,15 @@ _BYTES_PER_UNIT: Final = 512
 """Number of bytes to search, of properties, or of messages of an inner batch that are counted as
 the work of one frame.
 """
+_COPIED: Final = 512
+"""Number of bytes of a body, which is only copied, that are counted as one of these bytes."""
 
 
 @dataclass(slots=True)
 class _Work:
     """The work that this process has done with the reference codec: the number of frames that it
-    has checked. A frame with long properties or an inner batch counts as several frames, because
-    the decoding of it takes as long as that of several frames.
+    has checked. A frame with long properties, a huge body or an inner batch counts as several
+    frames, because its decoding takes as long as that of several frames.
     """
 
     frames: int = 0
@@ -296,10 +298,9 @@ def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
     if isinstance(outcome, frame.Blank):
         return BLANK
     row[:] = row_of(position, outcome)
-    length = len(outcome.properties)
-    if is_inner_batch(outcome.sys_flag):
-        length += len(outcome.body)
-    _done.frames += length // _BYTES_PER_UNIT
+    body = len(outcome.body)
+    read = body if is_inner_batch(outcome.sys_flag) else body // _COPIED
+    _done.frames += (len(outcome.properties) + read) // _BYTES_PER_UNIT
     return REACHED_STOP
 
 

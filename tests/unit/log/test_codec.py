@@ -63,14 +63,16 @@ def test_a_walk_without_numba_ends_at_the_same_place(
         assert walked(window, 0, window.length) == expected
 
 
-@pytest.mark.parametrize("kind", ["properties", "inner batch"])
+@pytest.mark.parametrize("kind", ["properties", "body", "inner batch"])
 def test_large_frames_count_as_several_frames(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decoding of such frames without the kernels takes as long as that of many frames."""
     monkeypatch.delitem(sys.modules, codec._KERNELS)
     monkeypatch.setattr(codec._done, "frames", 0)
-    maker = StoreMaker(log_file_size=1 << 16)
+    maker = StoreMaker(log_file_size=1 << 23)
     if kind == "properties":
         maker.put("t", properties=b"a\x01" + b"b" * 8_192 + b"\x02")
+    elif kind == "body":
+        maker.put("t", body=bytes(1 << 22))
     else:
         body = batch.encode([BatchItem(b"b" * 1_024)] * 8)
         maker.put("t", body=body, sys_flag=batch.INNER_BATCH)
