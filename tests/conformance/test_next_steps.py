@@ -103,7 +103,7 @@ def test_a_list_of_epochs_that_a_broker_reads_is_no_damage(edit: str, copied: Co
     assert "bad_epochs" not in run("verify", store).stdout
 
 
-@pytest.mark.parametrize("harm", ["cut", "crc", "count", "empty", "text"])
+@pytest.mark.parametrize("harm", ["cut", "crc", "count", "empty", "text", "folder"])
 def test_an_invalid_list_of_epochs_is_damage(harm: str, copied: Copied) -> None:
     store = copied("5.5.0-controller")
     run("verify", store)
@@ -116,7 +116,11 @@ def test_an_invalid_list_of_epochs_is_damage(harm: str, copied: Copied) -> None:
         "empty": "",
         "text": "no epochs\n",
     }
-    path.write_text(harmed[harm])
+    if harm == "folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_text(harmed[harm])
     shown = run("verify", store, code=1).stdout
     assert "bad_epochs" in shown
     step = "next: put epochFileCheckpoint back from a backup, then: logquarry verify"

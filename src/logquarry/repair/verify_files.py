@@ -181,9 +181,11 @@ def check_epochs(layout: StoreLayout, report: VerifyReport) -> None:
     """Check the list of the controller's epochs, if there is one."""
     try:
         decode_epochs(layout.filesystem.read(EPOCH_FILE))
-    except (FileNotFoundError, UnreadableFile):
-        return
-    except ValueError as error:
+    except FileNotFoundError:
+        if any(entry.is_dir for entry in layout.filesystem.list("") if entry.name == EPOCH_FILE):
+            report.add("bad_epochs", EPOCH_FILE, 0, "it is a folder")
+    except (UnreadableFile, ValueError) as error:
+        # No other check reads this file.
         report.add("bad_epochs", EPOCH_FILE, 0, str(error))
 
 
