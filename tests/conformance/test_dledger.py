@@ -194,12 +194,27 @@ def test_files_with_wrong_names_in_a_dledger_log(harm: str, tmp_path: Path, copi
     shown = {one.file: one.reason for one in found if one.kind == "misnamed_entries"}
     assert shown.keys() == names.keys()
     for file, right in names.items():
-        assert shown[file].endswith(f"rename the file to {right.relative_to(root)}")
+        assert shown[file].endswith(f"to {right.relative_to(root)}")
+        # To rename the file would delete the other file.
+        assert ("move the other file" in shown[file]) == right.exists()
     step = run("verify", root, code=1).stdout.splitlines()[-1]
     assert step == (
-        "next: rename the files as the findings misnamed_entries say, then: logquarry verify "
-        f"{root}"
+        "next: rename or move the files as the findings misnamed_entries say, then: "
+        f"logquarry verify {root}"
     )
+
+
+def test_a_copy_of_a_file_of_a_dledger_log(copied: Copied) -> None:
+    """A rename to the right name would replace the file that has this name."""
+    root = copied("5.5.0-dledger")
+    first = root / "dledger-n0" / "data" / f"{0:020d}"
+    shutil.copy(first, f"{first}.bak")
+    assert not verify_store(StoreLayout.open(root)).has_damage
+    second = first.with_name(f"{131_072:020d}")
+    Path(f"{first}.bak").rename(second)
+    found = verify_store(StoreLayout.open(root)).findings
+    [reason] = [one.reason for one in found if one.kind == "misnamed_entries"]
+    assert reason.endswith("has this entry too: move this file out of the store")
 
 
 def _moved(data: bytes, by: int) -> bytes:

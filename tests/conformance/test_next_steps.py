@@ -88,7 +88,22 @@ def test_a_wrong_index_of_a_controller_store_is_rebuilt(copied: Copied) -> None:
     assert next_of("verify", store, code=0).startswith("next: start the broker on the store")
 
 
-@pytest.mark.parametrize("harm", ["cut", "crc", "count", "empty", "text"])
+@pytest.mark.parametrize("edit", ["no CRC", "no end of line", "CRLF"])
+def test_a_list_of_epochs_that_a_broker_reads_is_no_damage(edit: str, copied: Copied) -> None:
+    store = copied("5.5.0-controller")
+    path = store / "epochFileCheckpoint"
+    text = path.read_text()
+    count, _, *epochs = text.splitlines()
+    edited = {
+        "no CRC": "\n".join([count, "0", *epochs, ""]),
+        "no end of line": text.rstrip("\n"),
+        "CRLF": text.replace("\n", "\r\n"),
+    }
+    path.write_bytes(edited[edit].encode())
+    assert "bad_epochs" not in run("verify", store).stdout
+
+
+@pytest.mark.parametrize("harm", ["cut", "crc", "count", "empty", "text", "folder"])
 def test_an_invalid_list_of_epochs_is_damage(harm: str, copied: Copied) -> None:
     store = copied("5.5.0-controller")
     run("verify", store)
@@ -101,7 +116,11 @@ def test_an_invalid_list_of_epochs_is_damage(harm: str, copied: Copied) -> None:
         "empty": "",
         "text": "no epochs\n",
     }
-    path.write_text(harmed[harm])
+    if harm == "folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_text(harmed[harm])
     shown = run("verify", store, code=1).stdout
     assert "bad_epochs" in shown
     step = "next: put epochFileCheckpoint back from a backup, then: logquarry verify"

@@ -128,7 +128,8 @@ def after_verify(report: VerifyReport, store: str, config: str | None) -> str | 
         if other is not None and rebuilds and not _refused(other.words, store, config):
             # The broker recovers the store, but does not repair its queues and its index.
             command, *rest = other.words
-            return line(command, store, *rest, before=other.before, config=config)
+            before = text.printable(other.before)
+            return line(command, store, *rest, before=before, config=config)
         is_whole = not report.has_damage
         if is_whole and refused.feature not in (features.ROCKSDB_QUEUES, features.ROCKSDB_STORE):
             before = "start the broker on the store, which recovers the store, and stop the broker"

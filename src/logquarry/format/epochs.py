@@ -15,8 +15,12 @@ EPOCH_FILE: Final = "epochFileCheckpoint"
 BACKUP_FILE: Final = f"{EPOCH_FILE}.bak"
 """Copy of the previous version of :data:`EPOCH_FILE`. A broker reads it if the file is invalid."""
 
-_FILE: Final = re.compile(r"(\d{1,9})\n(-?\d{1,11})\n((?:\d{1,9}-\d{1,19}\n)*)", re.ASCII)
+_FILE: Final = re.compile(
+    r"(\d{1,9})\r?\n(-?\d{1,11})((?:\r?\n\d{1,9}-\d{1,19})*)(?:\r?\n)?", re.ASCII
+)
 _CRC_MASK: Final = 0x7FFFFFFF
+_UNCHECKED: Final = 0
+"""A broker does not check the epochs of a file with this CRC (``NOT_CHECK_CRC_MAGIC_CODE``)."""
 
 
 def decode_epochs(data: bytes) -> list[int]:
@@ -26,11 +30,12 @@ def decode_epochs(data: bytes) -> list[int]:
     found = _FILE.fullmatch(data.decode("ascii", "replace"))
     if found is None:
         raise ValueError("it is not a list of epochs")
-    count, crc, lines = found.groups()
-    starts = [int(line.partition("-")[2]) for line in lines.splitlines()]
+    count, crc, epochs = found.groups()
+    lines = epochs.split()
+    starts = [int(line.partition("-")[2]) for line in lines]
     if int(count) != len(starts):
         raise ValueError(f"it names {count} epochs, but has {len(starts)}")
-    actual = zlib.crc32(lines.encode()) & _CRC_MASK
-    if int(crc) & _CRC_MASK != actual:
+    actual = zlib.crc32("".join(f"{line}\n" for line in lines).encode()) & _CRC_MASK
+    if int(crc) not in (_UNCHECKED, actual):
         raise ValueError(f"its CRC is {crc}, the epochs' is {actual}")
     return starts

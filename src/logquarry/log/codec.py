@@ -31,6 +31,7 @@ from logquarry.format.arrays import (
     Int32,
     Int64,
 )
+from logquarry.format.batch import is_inner_batch
 from logquarry.log.filesystem import FileView
 
 if TYPE_CHECKING:
@@ -48,13 +49,18 @@ _KERNELS: Final = "logquarry.format.kernels"
 _WORTH: Final = 4_000
 """Number of frames for which the reference codec takes about as long as the import of numba."""
 _BYTES_PER_UNIT: Final = 512
-"""Number of bytes to search that are counted as the work of one frame."""
+"""Number of bytes to search, of properties, or of messages of an inner batch that are counted as
+the work of one frame.
+"""
+_COPIED: Final = 512
+"""Number of bytes of a body, which is only copied, that are counted as one of these bytes."""
 
 
 @dataclass(slots=True)
 class _Work:
     """The work that this process has done with the reference codec: the number of frames that it
-    has checked.
+    has checked. A frame with long properties, a huge body or an inner batch counts as several
+    frames, because its decoding takes as long as that of several frames.
     """
 
     frames: int = 0
@@ -97,7 +103,9 @@ def kernels_if_worth(work: int = 0) -> ModuleType | None:
 
 
 def _left() -> int:
-    """Return for how many more frames the reference codec is used before the kernels."""
+    """Return for how many more frames the reference codec is used before the kernels; at most 0 if
+    the kernels are used.
+    """
     return 0 if _KERNELS in sys.modules else _WORTH - _done.frames
 
 
@@ -231,12 +239,15 @@ def walk(
         )
         return int(count), int(position), int(code)
     count = 0
-    # After this many frames, the next call uses the kernels. Other threads add to the number too.
-    left = _left()
-    most = min(len(rows), left) if left > 0 else len(rows)
+    is_before = _left() > 0
     while position < stop:
-        if count >= most:
+        if count == len(rows):
             return count, position, TABLE_FULL
+        if is_before and _left() <= 0:
+            # The kernels check the other frames of the window. Callers may rely on it that a walk
+            # ends early only if the table is full.
+            more, position, code = walk(window, position, stop, rows[count:], check_crc=check_crc)
+            return count + more, position, code
         place, code = position, REACHED_STOP
         if window.has_heads:
             place, code = _after_head(window, position)
@@ -287,6 +298,9 @@ def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
     if isinstance(outcome, frame.Blank):
         return BLANK
     row[:] = row_of(position, outcome)
+    body = len(outcome.body)
+    read = body if is_inner_batch(outcome.sys_flag) else body // _COPIED
+    _done.frames += (len(outcome.properties) + read) // _BYTES_PER_UNIT
     return REACHED_STOP
 
 

@@ -44,6 +44,8 @@ _FAMILY: Final = "default"
 _VERSION: Final = "kvDataVersion"
 _VERSION_SUFFIX: Final = "Version"
 _VERSION_KEY: Final = b"kvDataVersionKey"
+_NO_VERSION: Final = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+"""Errors of a version that is no JSON object, or whose time is no number or infinite."""
 
 
 def is_there(filesystem: FileSystem, folder: str) -> bool:
@@ -254,7 +256,7 @@ def _is_single_older(filesystem: FileSystem) -> bool:
         for table in CONFIG_TABLES.values():
             folder = f"{_CONFIG}/{FOLDER_SINGLE if in_single else table.folder}"
             family = f"{table.family}{_VERSION_SUFFIX}" if in_single else _VERSION
-            with suppress(LogquarryError, ValueError, TypeError, KeyError, AttributeError):
+            with suppress(LogquarryError, *_NO_VERSION):
                 version = RocksDb(filesystem, folder).get(family, _VERSION_KEY)
                 found = max(found, int(json.loads(version or b"{}").get("timestamp", 0)))
         times.append(found)

@@ -23,7 +23,7 @@ class Action(Enum):
     QUEUES = "`rebuild --queues`"
     INDEX = "`rebuild --index`"
     RESTORE = "put the file back from a backup or from its `.bak` file"
-    RENAME = "rename the file as the reason says"
+    RENAME = "rename or move the file as the reason says"
     MOVE = "move it out of the store; a broken link: mount the target's disk, or correct the link"
     SALVAGE = "`salvage --into DIR`, which corrects the offset"
     READ = "read the message with `messages --offset`; the changed bytes cannot be restored"
@@ -456,7 +456,7 @@ def next_step(report: VerifyReport) -> Next | None:
         # Every repair needs a local folder, but a salvage can read the store through its URL.
         return Next(("salvage", "--into", "DIR"), before)
     if Action.RENAME in actions:
-        return Next(("verify",), "rename the files as the findings misnamed_entries say")
+        return Next(("verify",), "rename or move the files as the findings misnamed_entries say")
     if Action.MOVE in actions:
         return Next(("verify",), "do what the finding wrong_entry says")
     if Action.RECOVER in actions:

@@ -181,9 +181,11 @@ def check_epochs(layout: StoreLayout, report: VerifyReport) -> None:
     """Check the list of the controller's epochs, if there is one."""
     try:
         decode_epochs(layout.filesystem.read(EPOCH_FILE))
-    except (FileNotFoundError, UnreadableFile):
-        return
-    except ValueError as error:
+    except FileNotFoundError:
+        if any(entry.is_dir for entry in layout.filesystem.list("") if entry.name == EPOCH_FILE):
+            report.add("bad_epochs", EPOCH_FILE, 0, "it is a folder")
+    except (UnreadableFile, ValueError) as error:
+        # No other check reads this file.
         report.add("bad_epochs", EPOCH_FILE, 0, str(error))
 
 
@@ -195,16 +197,29 @@ def check_entry_files(layout: StoreLayout, report: VerifyReport) -> None:
     folder = PurePosixPath(log.files[0].path).parent
     files = {file.path: file.base for file in log.files}
     ignored = (path for path in layout.ignored if PurePosixPath(path).parent == folder)
-    for path, named in (files | dict.fromkeys(ignored, -1)).items():
+    starts: dict[str, int] = {}
+    for path in (*files, *ignored):
         try:
             base = _first_entry(layout.filesystem.open(path))
         except (OSError, StoreNotFound):
             # The check of unreadable files reports the error.
             continue
-        if base is not None and base != named:
-            right = f"{folder}/{base:0{NAME_DIGITS}d}"
-            reason = f"its first entry begins at physical offset {base}: rename the file to {right}"
-            report.add("misnamed_entries", path, max(named, 0), reason)
+        if base is not None:
+            starts[path] = base
+    for path, base in starts.items():
+        named, right = files.get(path, -1), f"{folder}/{base:0{NAME_DIGITS}d}"
+        is_copy = starts.get(right) == base
+        if base == named or (is_copy and named < 0):
+            # A copy whose name is not that of a log file does not harm the log.
+            continue
+        reason = f"its first entry begins at physical offset {base}"
+        if is_copy:
+            reason += f", but {right} has this entry too: move this file out of the store"
+        elif right in files:
+            reason += f": move the other file that has its right name, then rename it to {right}"
+        else:
+            reason += f": rename the file to {right}"
+        report.add("misnamed_entries", path, max(named, 0), reason)
 
 
 def _first_entry(view: FileView) -> int | None:

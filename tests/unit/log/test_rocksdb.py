@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -141,10 +142,13 @@ def test_topics_groups_and_offsets_in_one_database(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("single", "first", "is_single"),
-    [(200, 100, True), (200, 200, True), (200, 300, False), (None, 300, True), (200, None, True)],
+    [
+        *((200, 100, True), (200, 200, True), (200, 300, False), (None, 300, True)),
+        *((200, None, True), (200, math.inf, True)),
+    ],
 )
 def test_a_broker_that_no_longer_uses_the_single_database(
-    tmp_path: Path, single: int | None, first: int | None, *, is_single: bool
+    tmp_path: Path, single: int | None, first: float | None, *, is_single: bool
 ) -> None:
     """The versions show which of the databases a broker changed last."""
     rocksdict = pytest.importorskip("rocksdict")
@@ -164,7 +168,7 @@ def test_a_broker_that_no_longer_uses_the_single_database(
         table = {"topicName": "Orders", "readQueueNums": queues, "writeQueueNums": queues}
         return b"Orders", table
 
-    def version(time: int | None) -> tuple[bytes, Any]:
+    def version(time: float | None) -> tuple[bytes, Any]:
         return b"kvDataVersionKey", {"counter": 1} if time is None else {"timestamp": time}
 
     offsets = ({"offsetTable": {"0": offset}} for offset in (7, 8))
