@@ -9,6 +9,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
+from logquarry.spark.compaction import compact
 from logquarry.spark.decode import parse_decode_options
 from tests.helpers.lake import Lake, numbers, put
 
@@ -167,15 +168,18 @@ def test_a_feature_that_the_package_cannot_write(tmp_path: Path) -> None:
     from deltalake import DeltaTable, TableFeatures
 
     lake, store = Lake("delta", tmp_path / "table"), tmp_path / "store"
-    put(store, b"a")
-    lake.export(store)
+    for body in (b"a", b"b"):
+        put(store, body)
+        lake.export(store)
     features = DeltaTable(lake.dest).alter
     features.add_feature(TableFeatures.RowTracking, allow_protocol_versions_increase=True)
-    put(store, b"b")
+    put(store, b"c")
     with pytest.raises(UsageError, match=r"these features: RowTracking: drop the features, or"):
         lake.export(store)
-    assert len(list(lake.dest.rglob("*.parquet"))) == 1
-    assert lake.bodies() == [b"a"]
+    assert len(list(lake.dest.rglob("*.parquet"))) == 2
+    with pytest.raises(UsageError, match="these features: RowTracking: drop the features"):
+        compact(lake.dest)
+    assert lake.bodies() == [b"a", b"b"]
 
 
 def test_troubles_of_the_libraries_are_told_in_words(lake: Lake, tmp_path: Path) -> None:

@@ -219,9 +219,15 @@ class Delta:
 
     def compact(self, target_size: int | None) -> dict[str, Any]:
         """Merge small files; return the metrics of `deltalake`."""
+        from deltalake.exceptions import CommitFailedError
+
         before = set(self.folder.files()) if self.folder.is_local else set()
-        with self._our_errors():
-            done = self._there().optimize.compact(target_size=target_size)
+        try:
+            with self._our_errors():
+                done = self._there().optimize.compact(target_size=target_size)
+        except CommitFailedError as error:
+            self._check_features(error)
+            raise
         self.folder.sync_new(before)
         return done
 
