@@ -164,8 +164,8 @@ def test_rejected_rows(spark: SparkSession, tmp_path: Path) -> None:
         (
             {},
             "append",
-            "topic, body, timestamp_ntz'2026-01-01' as born_timestamp",
-            "which has no time zone: give cast(born_timestamp AS timestamp)",
+            "topic, body, timestamp_ntz'2026-01-01' as Born_Timestamp",
+            "which has no time zone: give cast(Born_Timestamp AS timestamp)",
         ),
         ({"brokers": "none"}, "append", "*", "brokers: takes a whole number"),
     ],

@@ -162,10 +162,11 @@ def _check_schema(schema: StructType) -> None:
     from pyspark.sql.types import TimestampNTZType
 
     for column in schema:
-        if column.name == "born_timestamp" and isinstance(column.dataType, TimestampNTZType):
+        is_time = column.name.lower() == "born_timestamp"
+        if is_time and isinstance(column.dataType, TimestampNTZType):
             raise UsageError(
-                "the column born_timestamp has the type TIMESTAMP_NTZ, which has no time zone: "
-                "give cast(born_timestamp AS timestamp), which takes the session's time zone"
+                f"the column {column.name} has the type TIMESTAMP_NTZ, which has no time zone: "
+                f"give cast({column.name} AS timestamp), which takes the session's time zone"
             )
     check_rows(pa.RecordBatch.from_pylist([], arrow_schema(schema)))
 
