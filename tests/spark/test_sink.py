@@ -161,6 +161,12 @@ def test_rejected_rows(spark: SparkSession, tmp_path: Path) -> None:
         ({}, "overwrite", "*", "mode: a log can only be appended to"),
         ({}, "append", "topic", "rows need a column body"),
         ({}, "append", "*, 'x' as colour", "there is no column 'colour' to put"),
+        (
+            {},
+            "append",
+            "topic, body, timestamp_ntz'2026-01-01' as Born_Timestamp",
+            "which has no time zone: give cast(Born_Timestamp AS timestamp)",
+        ),
         ({"brokers": "none"}, "append", "*", "brokers: takes a whole number"),
     ],
 )
@@ -294,19 +300,25 @@ def test_a_stream_is_written_once(
 
 
 def test_a_stream_by_tasks(spark: SparkSession, batches: Path, tmp_path: Path) -> None:
+    """With a lost checkpoint, other rows would get the numbers of earlier batches."""
+
     def loaded(batch: DataFrame, number: int) -> None:
         good = batch.where("body is not null")
         load(good, tmp_path / "s", brokers=2, txn_app_id="job", txn_version=number, config=CONFIG)
 
-    query = (
-        stream(spark, batches)
-        .writeStream.foreachBatch(loaded)
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination(120)
-    assert query.exception() is None
+    def run_with(checkpoint: str) -> None:
+        query = (
+            stream(spark, batches)
+            .writeStream.foreachBatch(loaded)
+            .option("checkpointLocation", str(tmp_path / checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination(120)
+
+    run_with("checkpoint")
+    with pytest.raises(Exception, match=r"version 0 of job .* is 3: .*Lost checkpoint"):
+        run_with("another")
     assert sum(len(places(root)) for root in stores(tmp_path / "s")) == 195
 
 

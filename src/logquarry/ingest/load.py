@@ -275,6 +275,9 @@ def commit_load(
         _forget(plan, load)
         if not load.is_named:
             ledger.forget(load)
+        if plan.brokers == 1 and any(loaded.was_there for loaded in found.values()):
+            # The opening of the store has completed this load, which an earlier call had begun.
+            _require_repeated(plan, load, tasks, ledger.last(load), is_batch=is_batch)
     return LoadSummary(
         rows=sum(loaded.rows for loaded in found.values()),
         bytes=sum(loaded.bytes for loaded in found.values()),

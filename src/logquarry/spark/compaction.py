@@ -75,7 +75,8 @@ def compact(
         UsageError: if the table was not created by an export, if an argument does not apply to this
             kind of table, or if a package is missing.
         StoreUnavailable: if another program changed the files during this compaction; for a local
-            Parquet folder, also if an export or another compaction is running.
+            Parquet folder, also if an export or another compaction is running. Or if a file cannot
+            be read or written; the table is unchanged.
         CorruptFile: if a file differs from its description in the table; the table is unchanged.
     """
     if target_size is not None and target_size <= 0:

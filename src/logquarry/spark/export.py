@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from logquarry.arguments import Progress
 from logquarry.config import StoreConfig
-from logquarry.errors import CorruptFile, UsageError
+from logquarry.errors import CorruptFile, StoreUnavailable, UsageError, reason_of, write_reason
 from logquarry.log.batches import DamageLog
 from logquarry.log.exported import MOST_BYTES, ExactProperties, read_exact
 from logquarry.log.location import Stores, as_paths, find_stores, overlaps_store
@@ -381,17 +381,21 @@ def _merge_to(folder: OutputFolder, path: str, waiting: list[Source]) -> Merged:
             taken.append(waiting.pop(0))
             yield from _row_groups(folder, taken[-1], columns, exact)
 
-    with (
-        folder.create(path) as sink,
-        pq.ParquetWriter(sink, columns, **writer_settings(columns)) as writer,
-    ):
-        for rows in _joined(read()):
-            if rows.num_rows:
-                writer.write_table(rows, row_group_size=rows.num_rows)
-            del rows
-        if found := exact.metadata():
-            writer.add_key_value_metadata(found)
-    folder.sync(path)
+    try:
+        with (
+            folder.create(path) as sink,
+            pq.ParquetWriter(sink, columns, **writer_settings(columns)) as writer,
+        ):
+            for rows in _joined(read()):
+                if rows.num_rows:
+                    writer.write_table(rows, row_group_size=rows.num_rows)
+                del rows
+            if found := exact.metadata():
+                writer.add_key_value_metadata(found)
+        folder.sync(path)
+    except OSError as error:
+        where = f"{folder.location}/{path}"
+        raise StoreUnavailable(f"{where}: cannot be written: {write_reason(error)}") from error
     names, count = tuple(source.path for source in taken), sum(source.rows for source in taken)
     return Merged(path, names, count, folder.size(path))
 
@@ -430,7 +434,9 @@ def _row_groups(
 
 @contextmanager
 def _read(folder: OutputFolder, path: str) -> Iterator[None]:
-    """Turn Arrow's errors about a file's content into CorruptFile; do not change I/O errors."""
+    """Turn Arrow's errors about a file's content into CorruptFile, and I/O errors, which do not
+    name the file, into StoreUnavailable.
+    """
     where = f"{folder.location}/{path}"
     try:
         yield
@@ -441,7 +447,7 @@ def _read(folder: OutputFolder, path: str) -> Iterator[None]:
     except OSError as error:
         # Arrow raises OSError without errno if the pages inside the file are invalid.
         if error.errno is not None or not folder.is_local:
-            raise
+            raise StoreUnavailable(f"{where}: cannot be read: {reason_of(error)}") from error
         raise CorruptFile(where, 0, f"is not a valid Parquet file: {error}") from error
 
 

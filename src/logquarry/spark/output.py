@@ -89,9 +89,9 @@ class OutputFolder:
             if info.type != pafs.FileType.Directory:
                 yield info.path[start:]
 
-    def names(self) -> list[tuple[str, bool]]:
-        """Return (name, whether the entry is a folder) for the folder's entries, sorted by name."""
-        found = self._listed("")
+    def names(self, path: str = "") -> list[tuple[str, bool]]:
+        """Return (name, whether the entry is a folder) for a folder's entries, sorted by name."""
+        found = self._listed(path)
         return sorted((info.base_name, info.type == pafs.FileType.Directory) for info in found)
 
     def _listed(self, path: str, *, recursive: bool = False) -> list[pafs.FileInfo]:

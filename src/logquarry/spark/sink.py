@@ -25,6 +25,8 @@ from logquarry.errors import StoreError, UsageError
 from logquarry.format import java
 from logquarry.ingest.load import (
     LoadSummary,
+    RunAppends,
+    append_here,
     append_to_store,
     commit_load,
     discard_load,
@@ -45,7 +47,7 @@ from logquarry.store.load.ledger import LoadId
 from logquarry.text import counted
 
 if TYPE_CHECKING:
-    from pyspark import TaskContext
+    from pyspark import SparkContext, TaskContext
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
@@ -157,6 +159,15 @@ def checked_write_options(
 
 def _check_schema(schema: StructType) -> None:
     """Raise UsageError if rows of `schema` cannot be messages."""
+    from pyspark.sql.types import TimestampNTZType
+
+    for column in schema:
+        is_time = column.name.lower() == "born_timestamp"
+        if is_time and isinstance(column.dataType, TimestampNTZType):
+            raise UsageError(
+                f"the column {column.name} has the type TIMESTAMP_NTZ, which has no time zone: "
+                f"give cast({column.name} AS timestamp), which takes the session's time zone"
+            )
     check_rows(pa.RecordBatch.from_pylist([], arrow_schema(schema)))
 
 
@@ -221,14 +232,28 @@ class _Stage(Packaged):
                 f"{counted(len(messages) - len(staged), 'task')} did not report the staged messages"
             )
         for load in self._loads(staged):
-            if commit_load(self._plan, load, staged, is_batch=is_batch).was_there:
-                logger.warning("%s: %s was loaded before: nothing appended", self._plan.path, load)
+            _commit(self._plan, load, staged, is_batch=is_batch)
 
     def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         ignore_hang_ups()
         staged = _staged_of(messages)
         for load in self._loads(staged):
             _discard_quietly(self._plan, load, staged)
+
+
+def _commit(
+    plan: LoadPlan,
+    load: LoadId,
+    staged: Sequence[Staged],
+    *,
+    run: RunAppends = append_here,
+    is_batch: bool,
+) -> LoadSummary:
+    """Append the segments of all tasks; log a warning if the stores already have the load."""
+    done = commit_load(plan, load, staged, run=run, is_batch=is_batch)
+    if done.was_there:
+        logger.warning("%s: %s was loaded before: nothing appended", plan.path, load)
+    return done
 
 
 def _discard_quietly(plan: LoadPlan, load: LoadId, staged: Sequence[Staged]) -> None:
@@ -332,7 +357,7 @@ def load(
         {name: value for name, value in given.items() if value is not None}, is_stream=False
     )
     # Call this before any row is staged, because it raises an error for a session of Spark Connect.
-    context_of(df.sparkSession)
+    context = context_of(df.sparkSession)
     _check_schema(df.schema)
     plan = plan_load(replace(options.plan, config=config or StoreConfig()))
     which = options.load_id()
@@ -348,10 +373,16 @@ def load(
     tasks: list[Staged] = []
     try:
         tasks = _staged(df, _Stage(plan, which))
-        return commit_load(plan, which, tasks, run=append)
+        is_batch = _is_batch(context, which)
+        return _commit(plan, which, tasks, run=append, is_batch=is_batch)
     except BaseException:
         _discard_quietly(plan, which, tasks)
         raise
+
+
+def _is_batch(context: SparkContext, load: LoadId) -> bool:
+    """Return whether a load is the micro-batch for which Spark has called `foreachBatch`."""
+    return load.is_named and context.getLocalProperty(_BATCH_ID) == str(load.version)
 
 
 def _staged(df: DataFrame, work: _Stage) -> list[Staged]:

@@ -263,6 +263,31 @@ def test_what_was_begun_is_not_discarded(tmp_path: Path) -> None:
         assert sum(len(messages(plan.store(broker))) for broker in range(brokers)) == 4
 
 
+@pytest.mark.parametrize("brokers", [1, 2])
+def test_other_rows_under_the_number_of_an_interrupted_load_are_refused(
+    brokers: int, tmp_path: Path
+) -> None:
+    """The call first completes the interrupted load; its own rows are others."""
+    plan = planned(tmp_path / "s", brokers=brokers)
+    rows = [row(queue_id=number) for number in range(5)]
+    no_room = StoreUnavailable("no room")
+
+    def fails(appendings: Sequence[Appending]) -> Any:
+        store = StoreWriter.start(appendings[0].store, config=appendings[0].config)
+        with store, mock.patch.object(store._engine.loads.staged, "append", side_effect=no_room):
+            store.load_staged(LOAD, appendings[0].segments, appendings[0].loads)
+
+    with pytest.raises(StoreUnavailable, match="no room"):
+        commit_load(plan, LOAD, staged(plan, rows[:4]), run=fails)
+    tasks = staged(plan, rows)
+    with pytest.raises(UsageError, match=r"5 rows, .* has 4: pass a higher txnVersion"):
+        commit_load(plan, LOAD, tasks)
+    discard_load(plan, LOAD, tasks)
+    assert sum(len(messages(plan.store(broker))) for broker in range(brokers)) == 4
+    assert not list((tmp_path / "s").rglob("*.frames"))
+    assert commit_load(plan, LOAD, staged(plan, rows[:4])).was_there
+
+
 def test_a_path_of_one_store_takes_no_brokers(tmp_path: Path) -> None:
     with StoreWriter.start(tmp_path / "s", config=config()):
         pass

@@ -291,12 +291,12 @@ def test_a_destination_behind_a_link(tmp_path: Path) -> None:
 class LateFolder(OutputFolder):
     """Another export runs completely just before this one lists the folder."""
 
-    def names(self) -> list[tuple[str, bool]]:
+    def names(self, path: str = "") -> list[tuple[str, bool]]:
         if not self.__dict__.get("_seen"):
             self._seen = True
             with pytest.raises(StoreUnavailable, match="another export is running"):
                 export(OutputFolder(self.location), "theirs.parquet")
-        return super().names()
+        return super().names(path)
 
 
 def test_nobody_commits_between_the_look_and_the_lock(tmp_path: Path) -> None:

@@ -91,6 +91,28 @@ def test_a_full_disk_at_every_step_of_the_commit(tmp_path: Path) -> None:
     assert not (dest / INTENT).exists()
 
 
+@pytest.mark.parametrize("fails", ["read_row_group", "write_table"])
+def test_an_error_of_the_disk_names_the_file(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow's errors do not name the file."""
+    store, dest = make_store(tmp_path / "store", 0, 60), tmp_path / "out"
+    export(dest, store)
+    before = all_bodies(dest)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    owner = pq.ParquetFile if fails == "read_row_group" else pq.ParquetWriter
+    monkeypatch.setattr(owner, fails, fail)
+    what = "read" if fails == "read_row_group" else "written"
+    with pytest.raises(StoreUnavailable, match=rf"^{dest}/.*\.parquet: cannot be {what}: Input/"):
+        compact(dest)
+    monkeypatch.undo()
+    assert not list(dest.glob("_temporary-*"))
+    assert all_bodies(dest) == before
+
+
 def merge_in(folder: OutputFolder) -> Callable[[Sequence[MergeTask]], Any]:
     """Worker processes: their steps are not counted."""
     return lambda tasks: merge_here([replace(task, folder=folder) for task in tasks])

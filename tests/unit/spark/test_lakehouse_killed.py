@@ -18,9 +18,12 @@ import pytest
 import logquarry as lq
 from logquarry.spark.decode import parse_decode_options
 from logquarry.spark.lakehouse import write
+from logquarry.spark.lakehouse.advance import Work
 from logquarry.spark.lakehouse.delta import Delta
 from logquarry.spark.lakehouse.iceberg import Iceberg
+from logquarry.spark.lakehouse.write import TableResult
 from logquarry.spark.output import OutputFolder
+from logquarry.spark.tasks import ReadTask
 from tests.helpers.lake import KINDS, Lake, numbers, put, run_here
 
 pytest.importorskip("deltalake")
@@ -193,6 +196,23 @@ def test_a_crash_at_each_step(
         assert lake.rows("physical_offset", "reason", dead=True) == dead, step
         assert lake.known_files() == lake.parquet_files(), step
         assert not list((lake.dest / write.CONTROL).iterdir()), step
+
+
+def test_files_of_a_killed_worker_go(lake: Lake, tmp_path: Path) -> None:
+    """Spark repeats the task of the killed worker, and the commit has only the later files."""
+    store = tmp_path / "store"
+    put(store, b'{"n": 1}', b"no JSON", topic="a")
+    put(store, b'{"n": 2}', topic="b")
+    more: dict[str, Any] = {"decode": parse_decode_options("json", "n bigint")}
+
+    def repeated(tasks: Sequence[ReadTask], work: Work) -> list[TableResult]:
+        killed = run_here(tasks, work)
+        assert sum(len(result.files) + len(result.dead) for result in killed) == 3
+        return run_here(tasks, work)
+
+    lake.prepared(store, partition_by=["topic"], **more).run_with(repeated)
+    assert lake.known_files() == lake.parquet_files()
+    assert len(lake.known_files()) == 3
 
 
 def test_an_interrupt_leaves_the_table_as_it_was(lake: Lake, tmp_path: Path) -> None:

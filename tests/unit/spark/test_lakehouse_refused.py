@@ -9,6 +9,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
+from logquarry.spark.compaction import compact
 from logquarry.spark.decode import parse_decode_options
 from tests.helpers.lake import Lake, numbers, put
 
@@ -162,6 +163,25 @@ def test_a_delta_table_with_properties_that_an_export_cannot_keep(tmp_path: Path
     assert lake.bodies() == [b"a"]
 
 
+def test_a_feature_that_the_package_cannot_write(tmp_path: Path) -> None:
+    """The package refuses the commit before it writes, so it is known that the commit failed."""
+    from deltalake import DeltaTable, TableFeatures
+
+    lake, store = Lake("delta", tmp_path / "table"), tmp_path / "store"
+    for body in (b"a", b"b"):
+        put(store, body)
+        lake.export(store)
+    features = DeltaTable(lake.dest).alter
+    features.add_feature(TableFeatures.RowTracking, allow_protocol_versions_increase=True)
+    put(store, b"c")
+    with pytest.raises(UsageError, match=r"these features: RowTracking: drop the features, or"):
+        lake.export(store)
+    assert len(list(lake.dest.rglob("*.parquet"))) == 2
+    with pytest.raises(UsageError, match="these features: RowTracking: drop the features"):
+        compact(lake.dest)
+    assert lake.bodies() == [b"a", b"b"]
+
+
 def test_troubles_of_the_libraries_are_told_in_words(lake: Lake, tmp_path: Path) -> None:
     store = tmp_path / "store"
     put(store, b"a")
@@ -172,6 +192,32 @@ def test_troubles_of_the_libraries_are_told_in_words(lake: Lake, tmp_path: Path)
         (lake.dest / "catalog.db").write_bytes(b"no SQLite" * 100)
     with pytest.raises(StoreUnavailable, match=str(lake.dest)):
         lake.export(store)
+
+
+@pytest.mark.parametrize("lock", ["EXCLUSIVE", "IMMEDIATE"])
+def test_a_locked_catalog(lock: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the lock EXCLUSIVE, the export cannot read; with IMMEDIATE, it cannot commit."""
+    import sqlite3
+
+    lake, store = Lake("iceberg", tmp_path / "table"), tmp_path / "store"
+    put(store, b"a")
+    lake.export(store)
+    put(store, b"b")
+    connect = sqlite3.connect
+
+    def impatient(path: str, **named: Any) -> Any:
+        return connect(path, **{**named, "timeout": 0})
+
+    monkeypatch.setattr(sqlite3, "connect", impatient)
+    other = connect(lake.dest / "catalog.db", isolation_level=None)
+    other.execute(f"BEGIN {lock}")
+    words = r"database is locked by another process: run again when that process has ended$"
+    with pytest.raises(StoreUnavailable, match=words) as caught:
+        lake.export(store)
+    assert str(lake.dest) in str(caught.value)
+    other.close()
+    lake.export(store)
+    assert lake.bodies() == [b"a", b"b"]
 
 
 @pytest.mark.parametrize(("kind", "is_accepted"), [("string", False), ("int64", True)])

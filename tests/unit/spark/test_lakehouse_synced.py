@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from logquarry.spark.compaction import compact
+from logquarry.spark.lakehouse.table import TableFile
 from logquarry.spark.lakehouse.write import Run
 from tests.helpers.lake import KINDS, Lake, numbers, put
 
@@ -75,9 +77,9 @@ def test_the_catalog_keeps_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         events.append("commit")
         return commit(change)
 
-    def ended(run: Run) -> None:
+    def ended(run: Run, *committed: Sequence[TableFile]) -> None:
         events.append("end")
-        done(run)
+        done(run, *committed)
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Transaction, "commit_transaction", committed)

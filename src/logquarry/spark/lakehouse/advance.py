@@ -346,7 +346,7 @@ class Advance:
         before = {name: v for name, v in self._committed.items() if name in marks}
         target.table.append(files, marks, before)
         self._committed |= marks
-        self._run.commit_done()
+        self._run.commit_done(files, dead)
         self.done.commits += 1
 
     def _create(self) -> None:

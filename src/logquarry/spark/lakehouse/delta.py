@@ -57,6 +57,8 @@ then has statistics of some columns only, a filter on another column finds no ro
 (`DeltaTable.to_pyarrow_table` and `to_pyarrow_dataset`, deltalake 1.6).
 """
 _INDEXED_COUNT: Final = "delta.dataSkippingNumIndexedCols"
+_UNSUPPORTED: Final = "Unsupported table features required:"
+"""Start of the error of `deltalake` for a commit that it refused before it wrote any file."""
 
 
 class Delta:
@@ -182,10 +184,21 @@ class Delta:
                 )
             self._sync_log()  # The caller now removes its own record of this commit.
         except CommitFailedError as error:
+            self._check_features(error)
             check_unmoved(self.name, _marks(self._there(), marks), before)
             raise CommitUnknown(self.name, error) from error
         except (StoreUnavailable, OSError) as error:
+            self._check_features(error)
             raise CommitUnknown(self.name, error) from error
+
+    def _check_features(self, error: Exception) -> None:
+        """Raise UsageError if `deltalake` refused a commit because of the table's features."""
+        _, refused, features = str(error).partition(_UNSUPPORTED)
+        if refused:
+            raise UsageError(
+                f"{self.name}: the package deltalake cannot write to a table with these features: "
+                f"{features.strip(' []')}: drop the features, or export into another table"
+            ) from error
 
     def _sync_log(self) -> None:
         """Sync the new files in the folder of the commits.
@@ -206,9 +219,15 @@ class Delta:
 
     def compact(self, target_size: int | None) -> dict[str, Any]:
         """Merge small files; return the metrics of `deltalake`."""
+        from deltalake.exceptions import CommitFailedError
+
         before = set(self.folder.files()) if self.folder.is_local else set()
-        with self._our_errors():
-            done = self._there().optimize.compact(target_size=target_size)
+        try:
+            with self._our_errors():
+                done = self._there().optimize.compact(target_size=target_size)
+        except CommitFailedError as error:
+            self._check_features(error)
+            raise
         self.folder.sync_new(before)
         return done
 

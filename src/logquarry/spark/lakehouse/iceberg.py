@@ -31,6 +31,7 @@ from logquarry.spark.lakehouse.table import (
     check_location,
     check_unmoved,
     known_document,
+    library_reason,
     require_package,
     text_bound,
 )
@@ -184,7 +185,9 @@ class Iceberg:
         except Exception as error:
             if type(error).__module__.partition(".")[0] not in _LIBRARIES:
                 raise
-            raise StoreUnavailable(f"{self.name}: {error}") from error
+            is_file = self._file is not None and hasattr(error, "orig")
+            name = self._file if is_file else self.name
+            raise StoreUnavailable(f"{name}: {library_reason(error)}") from error
 
     def _load(self, catalog: Catalog) -> IcebergTable | None:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError

@@ -266,8 +266,16 @@ class CommitUnknown(StoreUnavailable):
     def __init__(self, name: str, error: BaseException) -> None:
         super().__init__(
             f"{name}: it is unknown whether the commit succeeded; the files stay, and the next "
-            f"export checks: {error}"
+            f"export checks: {library_reason(error)}"
         )
+
+
+def library_reason(error: BaseException) -> str:
+    """Return the text of a library's error in one line, without the SQL that SQLAlchemy adds."""
+    reason = " ".join(str(getattr(error, "orig", None) or error).split())
+    if reason == "database is locked":
+        reason += " by another process: run again when that process has ended"
+    return reason
 
 
 class Table(Protocol):

@@ -29,7 +29,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -357,8 +357,23 @@ class Run:
         }
         self._folder.write_json(path, document, by_way_of=f"{path}.tmp")
 
-    def commit_done(self) -> None:
-        """Remove the note after a commit: the table now owns all files."""
+    def commit_done(self, *committed: Sequence[TableFile]) -> None:
+        """Remove the note after a commit, and before it the files of killed attempts.
+
+        If a worker is killed, Spark repeats its task. The files of the killed attempt then belong
+        to no table. They are in the folders in which the repeated task has written its files.
+
+        Args:
+            committed: for each table, the files that belong to it now.
+        """
+        for table, files in zip(self._tables, committed, strict=False):
+            folder, paths = table.folder, {file.path for file in files}
+            for place in {path.rpartition("/")[0] for path in paths} if folder.is_local else ():
+                with suppress(OSError):
+                    for name, _ in folder.names(place):
+                        path = f"{place}/{name}" if place else name
+                        if is_of_run(path, self.name) and path not in paths:
+                            folder.remove(path)
         self._folder.remove(self._note(self.name))
         self.name = ""
 
