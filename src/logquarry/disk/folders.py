@@ -305,11 +305,11 @@ class QueueFolders:
 
 
 class TopicFolders:
-    """Gives each topic a folder of its own, also on a file system that ignores upper and lower
-    case.
+    """Makes sure that no two topics share a folder.
 
-    There, two topics such as ``orders`` and ``Orders`` would have the same folder. Each would
-    overwrite the queue entries of the other, and consumers would get messages of the other topic.
+    On a file system that ignores upper and lower case, two topics such as ``orders`` and ``Orders``
+    have the same path. Each would overwrite the queue entries of the other, and consumers would get
+    messages of the other topic.
 
     Args:
         folder: the folder with the folders of the topics.
@@ -343,5 +343,5 @@ class TopicFolders:
 
 
 def _folded(name: str) -> str:
-    # macOS also ignores whether an accent is a character of its own.
+    # Unicode can write "é" as one character, or as "e" and an accent. macOS treats both as equal.
     return unicodedata.normalize("NFD", name).casefold()

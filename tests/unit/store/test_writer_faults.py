@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,33 @@ def test_topics_that_have_the_same_folder(tmp_path: Path, monkeypatch: pytest.Mo
         assert {m.body for m in store.get("orders", 0).messages} == {b"second"}
 
 
+def _check_puts(
+    root: Path,
+    disk: FaultyDisk,
+    reason: str,
+    repair: Callable[[], object],
+    harm: Callable[[], object] = lambda: None,
+) -> None:
+    """Each put is refused until the fault is repaired; then the store works as before."""
+    with opened(root, disk) as store:
+        harm()
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match=reason):
+                store.put(lq.Message("t", b"1"))
+        repair()
+        store.put(lq.Message("t", b"2"))
+        assert store.wait_dispatched(timeout=60)
+        assert bodies(store) == [b"2"]
+    assert store.close_problem is None
+
+
+def _break_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(FileCopy, "__init__", fail)
+
+
 class _UnmappedDisk(FaultyDisk):
     """The system has no memory for maps while :attr:`is_full` is true."""
 
@@ -137,15 +166,7 @@ class _UnmappedDisk(FaultyDisk):
 def test_a_file_that_cannot_be_mapped_is_made_again(tmp_path: Path) -> None:
     """Otherwise all further puts would fail, because the file exists."""
     disk = _UnmappedDisk()
-    with opened(tmp_path, disk) as store:
-        for _ in range(2):
-            with pytest.raises(StoreUnavailable, match="Cannot allocate memory"):
-                store.put(lq.Message("t", b"1"))
-        disk.is_full = False
-        store.put(lq.Message("t", b"2"))
-        assert store.wait_dispatched(timeout=60)
-        assert bodies(store) == [b"2"]
-    assert store.close_problem is None
+    _check_puts(tmp_path, disk, "Cannot allocate memory", partial(setattr, disk, "is_full", False))
 
 
 class _UnwatchedDisk(FaultyDisk):
@@ -161,20 +182,8 @@ def test_a_file_whose_copy_has_no_memory_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the store would take no more messages."""
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
-    with opened(tmp_path, _UnwatchedDisk()) as store:
-        with monkeypatch.context() as full:
-            full.setattr(FileCopy, "__init__", fail)
-            for _ in range(2):
-                with pytest.raises(StoreUnavailable, match="00000: Cannot allocate memory"):
-                    store.put(lq.Message("t", b"1"))
-        store.put(lq.Message("t", b"2"))
-        assert store.wait_dispatched(timeout=60)
-        assert bodies(store) == [b"2"]
-    assert store.close_problem is None
+    disk, reason = _UnwatchedDisk(), "00000: Cannot allocate memory"
+    _check_puts(tmp_path, disk, reason, monkeypatch.undo, partial(_break_copies, monkeypatch))
 
 
 class _UnnamedDisk(FaultyDisk):
@@ -191,15 +200,8 @@ class _UnnamedDisk(FaultyDisk):
 def test_a_new_file_whose_name_cannot_be_checked(tmp_path: Path) -> None:
     """Otherwise the file counts as deleted, and each later put fails, because the file exists."""
     disk = _UnnamedDisk()
-    with opened(tmp_path, disk) as store:
-        for _ in range(2):
-            with pytest.raises(StoreUnavailable, match="Input/output error: check the disk"):
-                store.put(lq.Message("t", b"1"))
-        disk.is_failing = False
-        store.put(lq.Message("t", b"2"))
-        assert store.wait_dispatched(timeout=60)
-        assert bodies(store) == [b"2"]
-    assert store.close_problem is None
+    reason = "Input/output error: check the disk"
+    _check_puts(tmp_path, disk, reason, partial(setattr, disk, "is_failing", False))
 
 
 def test_a_name_that_cannot_be_checked_by_a_flush(

@@ -311,8 +311,7 @@ def find_harmed(
     old: OldQueues,
     runs: Sequence[FoundRun],
 ) -> Harmed:
-    """Find the frames with a harmed topic or queue id
-    (:mod:`logquarry.repair.audit.harmed_frames`), or with a harmed transaction type
+    """Find the frames with a harmed topic, queue id or transaction type
     (:mod:`logquarry.repair.audit.harmed_frames`).
 
     The right queue has the entry of such a frame at a queue offset that the runs lack. So the

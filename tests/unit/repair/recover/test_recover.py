@@ -162,18 +162,23 @@ def test_a_file_that_has_only_its_second_name_comes_back(tmp_path: Path) -> None
         assert len(bodies(store)) == COUNT
 
 
+def copied_live(tmp_path: Path, count: int, keys: str | None = None) -> Path:
+    """A copy of a store that a writer has open, after all of its messages are dispatched."""
+    root = tmp_path / "s"
+    with lq.MessageStore.open(tmp_path / "live", mode="rw", config=config()) as store:
+        for number in range(count):
+            store.put(lq.Message("t", b"%d" % number, keys=keys))
+        assert store.wait_dispatched(timeout=60)
+        shutil.copytree(store.root, root)
+    return root
+
+
 @pytest.mark.parametrize("repair", [lq.recover, lq.rebuild])
 def test_a_file_in_the_middle_that_has_only_its_second_name(
     tmp_path: Path, repair: Callable[..., object]
 ) -> None:
     """The plan does not report that the file's messages would be lost, and no repair is refused."""
-    store = lq.MessageStore.open(tmp_path / "live", mode="rw", config=config())
-    for number in range(300):
-        store.put(lq.Message("t", b"%d" % number, keys="k"))
-    assert store.wait_dispatched(timeout=60)
-    root = tmp_path / "s"
-    shutil.copytree(store.root, root)
-    store.close()
+    root = copied_live(tmp_path, 300, keys="k")
     files = sorted((root / "commitlog").iterdir())
     assert len(files) > 2
     files[1].unlink()
@@ -188,13 +193,7 @@ def test_a_file_in_the_middle_that_has_only_its_second_name(
 
 def test_a_rebuild_checks_for_missing_files_after_it_restored_others(tmp_path: Path) -> None:
     """Otherwise the new queues would end before the missing file, without a refusal."""
-    store = lq.MessageStore.open(tmp_path / "live", mode="rw", config=config())
-    for number in range(900):
-        store.put(lq.Message("t", b"%d" % number))
-    assert store.wait_dispatched(timeout=60)
-    root = tmp_path / "s"
-    shutil.copytree(store.root, root)
-    store.close()
+    root = copied_live(tmp_path, 900)
     files = sorted((root / "commitlog").iterdir())
     assert len(files) > 4
     for file in files[1:3]:
