@@ -49,10 +49,11 @@ test: .venv/.compiled ## every quick test
 plain-beside:
 	@nice -n 5 $(MAKE) --no-print-directory test-plain
 
-# Prints the output at the end, so that the outputs of both do not mix.
+# Prints the output at the end, so that the outputs of both do not mix. Then it runs the command AFTER_SPARK.
+AFTER_SPARK ?= true
 spark-beside:
 	@output=$$(mktemp); $(MAKE) --no-print-directory test-spark >$$output 2>&1; result=$$?; \
-	cat $$output; rm $$output; exit $$result
+	cat $$output; rm $$output; $(AFTER_SPARK); exit $$result
 
 test-plain: .venv/.compiled ## the quick tests without Spark
 	$(PARALLEL) -m "$(QUICK) and not spark" $(ARGS) $(OR_NONE)
