@@ -45,8 +45,8 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
         "| topic | TOPICLEN |\n"
         "| PROPERTIESLEN, signed | 2 |\n"
         "| properties | PROPERTIESLEN |\n\n"
-        "Without body, topic and properties, a frame with two IPv4 hosts and a TOPICLEN of 1 byte "
-        "has 91 bytes.",
+        "A frame has 91 bytes if it has no body, topic and properties, both hosts are IPv4, and "
+        "the field TOPICLEN is 1 byte wide.",
     ),
     (
         "Blank",

@@ -177,7 +177,7 @@ class StoredMessage:
         return decompress(self.frame.body, self.frame.sys_flag, limit=limit)
 
     def to_json(self, *, body: bytes | None = None) -> dict[str, Any]:
-        """Return the object of one JSON line.
+        """Return a dict, to be written as one line of JSON.
 
         If `body` is given, it is used instead of the stored body.
         """

@@ -201,8 +201,8 @@ def _loss(plan: SalvagePlan, listed: int) -> str:
             # The index does not record queues and queue offsets, so the list by queue omits lost
             # messages that only the index shows.
             count += f" ({plan.lost_messages - listed:,} of them only in the index)"
-        # Print bytes as well as messages, because the lost bytes may include blanks (filler at the
-        # end of a file).
+        # Print bytes as well as messages, because not all lost bytes are messages: some can be
+        # filler at the end of a file.
         words.append(f"lost: {count}; {text.plural(length, 'byte')} of the log in {places}")
     elif length:
         size = text.plural(length, "byte")

@@ -281,10 +281,10 @@ class KernelColumns:
         return pa.MapArray.from_arrays(pa.array(pair_offsets), keys, values)
 
     def _exact_properties(self) -> pa.Array:
-        # The result is null if the property string equals the encoding of the pairs that were
-        # parsed from the string. The function compares only the lengths: parsing drops empty and
-        # repeated properties, so any other string is longer than the encoding. All strings must be
-        # UTF-8.
+        # The result is null if the string can be made from its pairs again: parsing the string and
+        # encoding its pairs returns the same string. The function compares only the lengths:
+        # parsing drops empty and repeated properties, so any other string is longer than the
+        # encoding. All strings must be UTF-8.
         assert self._pairs is not None
         pairs, ends = self._pairs
         used = int(ends[-1])

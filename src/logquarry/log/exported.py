@@ -176,9 +176,7 @@ def _parts(
 
 
 class _Quoted(dict[str | None, str]):
-    """Cache of the JSON strings of texts, because many messages have the same topics, tags and
-    hosts.
-    """
+    """Cache of texts as JSON, because many messages have the same topics, tags and hosts."""
 
     def __missing__(self, text: str | None) -> str:
         quoted = _quoted(text)

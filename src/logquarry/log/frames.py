@@ -240,8 +240,9 @@ def _lost_spans(run: Run) -> Iterator[tuple[int, DamagedSpan]]:
 
 
 def copied(run: Run, start: int = 0) -> Run | None:
-    """Copy the frames of a run from physical offset ``start`` on, without lost frames; None if all
-    are lost.
+    """Copy a run's frames, beginning at physical offset ``start``. Leave out lost frames.
+
+    Return None if all are lost.
 
     Raises CorruptFrame if a frame is lost and the run's ``on_lost`` does not allow the read to
     continue without the frame.

@@ -399,10 +399,11 @@ class LogReader(LogBytes):
         return DamagedSpan(position, last - position, TORN_TAIL, reason, path), last
 
     def _synced_after(self, position: int) -> int:
-        """Return the number of synced bytes that are missing after a position: all bytes up to the
-        durable offset. If the writer has just created the file at the position, no byte is missing.
-        """
+        """Return the number of bytes from a position to the durable offset.
 
+        These bytes were synced, and are missing now. If the writer has just created the file at the
+        position, no byte is missing.
+        """
         durable = self.layout.durable_end
         if durable is None or durable <= position:
             return 0

@@ -220,8 +220,8 @@ class SlaveConnection:
         The events contain views of ``data``: process them before you change these bytes.
 
         Raises:
-            ProtocolViolation: if the bytes are invalid. The connection's state is then closed, but
-                still process the exception's ``events``.
+            ProtocolViolation: if the bytes are invalid. The state of the connection is then closed.
+            The caller must still process the exception's ``events``.
         """
         if self.state is ha.SlaveState.CLOSED:
             return []

@@ -285,7 +285,7 @@ class KernelGet:
         return found
 
     def _load(self) -> bool:
-        """Load the kernel after _REFERENCE_GETS gets; return whether the kernel is loaded."""
+        """Load the kernel after _REFERENCE_GETS calls; return whether the kernel is loaded."""
         self._reference_gets += 1
         if self._reference_gets > _REFERENCE_GETS or _KERNELS in sys.modules:
             kernels = codec.kernels()

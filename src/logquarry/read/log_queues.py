@@ -63,8 +63,8 @@ def count_units(
     found = UnitCount()
     for start in range(0, len(units), _CHUNK):
         part = units[start : start + _CHUNK]
-        # Copy the sizes. In the entries, two sizes are 20 bytes apart, so checks and sums of the
-        # copy are faster.
+        # Copy the sizes into an array: in the entries, the size fields are 20 bytes
+        # apart, which makes checks and sums slower.
         sizes = part["size"].astype(np.int32)
         first, end = int(part["physical_offset"][0]), int(part["physical_offset"][-1])
         whole = min_offset <= first <= end < max_offset and int(sizes.min()) > 0

@@ -83,7 +83,7 @@ class FileUse:
         return rows
 
     def span(self, use: str, at: int, length: int) -> dict[str, Any]:
-        """Return a row of the file map: bytes from position ``at`` as parts of the file."""
+        """Return a row of the file map. Its ``from`` and ``to`` are shares of the file, 0 to 1."""
         room = max(1, self.room)
         return {
             "file": self.label,

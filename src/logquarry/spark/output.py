@@ -439,7 +439,7 @@ def commit_compaction(
 
 
 def finish_compaction(folder: OutputFolder) -> bool:
-    """Complete a compaction whose intent exists; return whether an intent existed.
+    """If an intent file exists, complete its compaction. Return whether one existed.
 
     Raises:
         UsageError: if the intent is invalid.

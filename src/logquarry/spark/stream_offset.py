@@ -16,8 +16,8 @@ up to which it was read. The offset alone does not show that the log has changed
 would miss the new messages before the offset. So a stream and an export record the last frame
 before the offset, and the next batch checks that the log still has this frame.
 
-For a limit of bytes, the planner reads only the part of the log near the batch's end. For a limit
-of messages, the planner reads the frame headers of all new messages.
+For a limit of bytes, the planner reads only the part of the log near the batch's end. To limit the
+number of messages, the planner reads the frame headers of all new messages.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
     A bridge replaces consecutive unwritten entries of one file, if a written entry follows them.
     The result maps the number of a bridge's first entry to the new bytes of all entries of the
     bridge. The entries of a bridge belong to no message. In a consume queue, they are fillers,
-    which RocketMQ accepts. In a batch queue, they only cover the queue offsets between their
-    neighbours, like the entries with which :func:`logquarry.write.queue_writer.without_gaps` fills
-    a gap. The queue's end is the number of the first entry after the queue.
+    which RocketMQ accepts. In a batch queue, they only cover the queue offsets between the entries
+    before and after them. :func:`logquarry.write.queue_writer.without_gaps` fills a gap with the
+    same kind of entries. The queue's end is the number of the first entry after the queue.
 
     ``log_start`` is the start of the log. Written entries after the first unwritten entry of the
     last file may not belong to the queue. So the queue ends before the first one of these entries

@@ -390,7 +390,7 @@ class HarmedTypes:
         return offset in self._bytes
 
     def queued(self, followed: Followed) -> Followed:
-        """Search some frames, and return them with the entries of the harmed frames."""
+        """Search for harmed frames among some frames. Return the frames with the entries found."""
         self.take(unqueued_parts(followed))
         return with_queued(followed, self.found)
 

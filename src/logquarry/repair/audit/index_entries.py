@@ -67,7 +67,8 @@ class EntryAudit:
         while start < len(entries):
             some = entries[start : start + 2 * _CHUNK]
             offsets = some["physical_offset"].astype(np.int64)
-            # Count no key twice: a chunk must not end within one message's entries.
+            # A chunk must not end within one message's entries. Otherwise, the keys of this message
+            # would be counted twice.
             count = min(_CHUNK, len(offsets))
             count += int(np.argmax(np.append(offsets[count:] != offsets[count - 1], True)))
             offsets = offsets[:count]

@@ -429,7 +429,7 @@ def leave_out(layout: StoreLayout, misnamed: list[tuple[StoreFile, str]]) -> Non
 
 # ------------------------------------------------------------------------------------------- syncs
 # If the last sync of a writer failed, the system marks the pages as written, and another sync would
-# not write them. So the recovery writes the bytes at the log's end again (``rewrite``).
+# not write them. So the recovery rewrites the last bytes of the log (``rewrite``).
 _PARTS: Final = (
     store_files.CONSUME_QUEUE,
     store_files.BATCH_QUEUE,
