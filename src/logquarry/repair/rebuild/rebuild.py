@@ -83,11 +83,11 @@ from logquarry.repair.recover.apply import note_end
 from logquarry.repair.recover.loss import LossSearch, missing_files, require_consent
 from logquarry.repair.recover.open_check import settled_names
 from logquarry.repair.recover.store_folders import (
-    check_file_size,
     check_log,
     lost_names,
     sync_files,
 )
+from logquarry.repair.recover.wrong_names import check_file_size
 from logquarry.systems import folders_below
 
 

@@ -65,6 +65,7 @@ from logquarry.repair.recover.store_folders import (
     restored_names,
     sync_files,
 )
+from logquarry.repair.recover.wrong_names import wrong_links
 from logquarry.text import counted
 
 _CHECKED_FILES: Final = 3
@@ -154,9 +155,12 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     if not _is_store(root):
         return StoreFound(with_sizes(config, None), 0, (), {})
     layout = StoreLayout.open(root, config)
-    names = layout.by_content().log_names
+    by_content = layout.by_content()
+    names = by_content.log_names
     if not names.are_right:
         raise NeedsRecovery(str(names.error(layout.filesystem)))
+    for path, reason in wrong_links(by_content).items():
+        raise NeedsRecovery(f"{path}: {reason}")
     if layout.lost_head is not None:
         raise NeedsRecovery(str(layout.lost_head))
     files = OpenFiles(layout)

@@ -62,7 +62,9 @@ class StepKind(Enum):
     NOTE_DAMAGE = "note_damage"
     """Record the places of the log's damage in a file, so that readers skip them."""
     REMOVE = "remove"
-    """Delete the file ``abort``. Later readers then treat the store as shut down cleanly."""
+    """Delete the file ``abort``: later readers then treat the store as shut down cleanly. Or delete
+    a hard link to a log file at a wrong name: the file stays under its right name.
+    """
 
 
 @dataclass(frozen=True, slots=True)

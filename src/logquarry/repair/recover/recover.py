@@ -106,11 +106,11 @@ def recover(
     disk = disk or Disk()
     if not is_lockable(root):
         # A refused recovery must not create the lock file: check first.
-        check_entries(root, settings)
+        check_entries(root, settings, removes_links=mode == "safe")
         _require_possible(_planned(root, mode, settings, None), accept_loss)
     lock = StoreLock(disk, root)
     try:
-        check_entries(root, settings)
+        check_entries(root, settings, removes_links=mode == "safe")
         bring_out_cut_off(root, disk)
         with settled_names(layout, settings, disk):
             plan = _planned(root, mode, settings, progress)

@@ -2,7 +2,8 @@
 
 The planner reads the log once, and compares it with the queues (:mod:`logquarry.repair.audit.log`,
 :mod:`logquarry.repair.audit.first_difference`). Of the store's files, a recovery deletes only
-``abort`` and files that contain only zeros. A recovery moves bad files to quarantine.
+``abort``, files that contain only zeros, and hard links to log files at wrong names. A recovery
+moves bad files to quarantine.
 """
 
 from __future__ import annotations
@@ -73,9 +74,8 @@ from logquarry.repair.recover.store_folders import (
     KEPT_ENTRIES,
     check_entries,
     check_queue_folder,
-    leave_out,
-    misnamed_files,
 )
+from logquarry.repair.recover.wrong_names import leave_out, misnamed_files, wrong_links
 from logquarry.text import counted, plural
 
 
@@ -137,7 +137,7 @@ def plan_safe(
             of a file, or if the settings have the sizes of another store.
     """
     config = with_sizes(config, StoreLayout.open(root, config).by_content())
-    check_entries(root, config)
+    check_entries(root, config, removes_links=True)
     layout = StoreLayout.open(root, config).by_content(shows_lost_head=False)
     return _Planner(layout, config, mends=mends, end=end).plan(progress, stretch_bytes)
 
@@ -162,10 +162,15 @@ class _Planner:
         layout, config = self._layout, self._config
         misnamed = misnamed_files(layout)
         leave_out(layout, misnamed)
+        links = wrong_links(layout)
         for file, reason in misnamed:
-            self._steps.add(StepKind.SET_ASIDE, file.path, reason)
+            if file.path in links:
+                self._steps.add(StepKind.REMOVE, file.path, links[file.path])
+            else:
+                self._steps.add(StepKind.SET_ASIDE, file.path, reason)
         for one in layout.log_names.renames:
-            self._steps.add(StepKind.RENAME, one.path, one.reason, offset=one.base)
+            if one.path not in links:
+                self._steps.add(StepKind.RENAME, one.path, one.reason, offset=one.base)
         self._find_queues()
         bounds = self._bounds()
         torn = torn_end(layout, bounds)
