@@ -36,7 +36,7 @@ class StepKind(Enum):
 
     RESTORE = "restore"
     """Restore the name of a file that has only its second name. Only plans that are not applied
-    have this step."""
+    have this step. In mode ``rocketmq``, such a plan lacks the steps that follow."""
     RENAME = "rename"
     """Rename a log file: its frames show the right name. The step's ``offset`` is this name."""
     CUT = "cut"

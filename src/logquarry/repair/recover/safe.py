@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from logquarry.arguments import Progress
 from logquarry.config import StoreConfig
@@ -74,6 +75,7 @@ from logquarry.repair.recover.store_folders import (
     KEPT_ENTRIES,
     check_entries,
     check_queue_folder,
+    layout_with,
 )
 from logquarry.repair.recover.wrong_names import leave_out, misnamed_files, wrong_links
 from logquarry.text import counted, plural
@@ -122,11 +124,14 @@ def plan_safe(
     stretch_bytes: int = STRETCH_BYTES,
     mends: bool = True,
     end: int | None = None,
+    restored: Mapping[str, str] = MappingProxyType({}),
 ) -> SafePlan:
     """Return the plan for a store. The store is not changed.
 
     Args:
         config: settings of the store; missing sizes are inferred from the files.
+        restored: the files that get their names back before the plan is applied
+            (:func:`layout_with`).
         mends: whether to correct harmed queue offsets. False for a log that salvage has written.
             The queue offsets of such a log are right, but a gap in them would seem wrong, because
             the log has no lost bytes in place of the lost messages.
@@ -136,9 +141,9 @@ def plan_safe(
         StoreUnavailable: if the place of a log file is unknown, if a folder or a link has the name
             of a file, or if the settings have the sizes of another store.
     """
-    config = with_sizes(config, StoreLayout.open(root, config).by_content())
+    config = with_sizes(config, layout_with(root, config, restored).by_content())
     check_entries(root, config, removes_links=True)
-    layout = StoreLayout.open(root, config).by_content(shows_lost_head=False)
+    layout = layout_with(root, config, restored).by_content(shows_lost_head=False)
     return _Planner(layout, config, mends=mends, end=end).plan(progress, stretch_bytes)
 
 

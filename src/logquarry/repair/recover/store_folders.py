@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from logquarry.disk.log_files import log_paths
 from logquarry.disk.name_guard import NameGuard, links_of
 from logquarry.errors import StoreUnavailable, reason_of
 from logquarry.log import store_files
+from logquarry.log.filesystem import RestoredFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import LogFolders
 from logquarry.log.readable import BLOCK
@@ -118,6 +119,15 @@ def restored_names(layout: StoreLayout, disk: Disk) -> AbstractContextManager[li
 def names_to_restore(layout: StoreLayout, disk: Disk) -> list[Path]:
     """Return the names that :func:`restored_names` would restore."""
     return NameGuard(disk).lost(_named_folders(Path(layout.root), layout.log_folders))
+
+
+def layout_with(root: Path, config: StoreConfig, restored: Mapping[str, str]) -> StoreLayout:
+    """Make the layout of a store as it will be after the files ``restored`` have their names back;
+    see :class:`RestoredFileSystem`.
+    """
+    if not restored:
+        return StoreLayout.open(root, config)
+    return StoreLayout(RestoredFileSystem(root, restored), config)
 
 
 def discard_names(root: Path, log_folders: LogFolders, disk: Disk) -> None:
