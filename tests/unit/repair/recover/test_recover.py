@@ -229,6 +229,34 @@ def test_a_plan_without_apply_shows_a_loss_that_stays_after_a_restore(
         assert done.steps == plan.steps[1:]
 
 
+@pytest.mark.parametrize("opens", [False, True])
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_a_missing_file_after_the_durable_offset_needs_consent(
+    tmp_path: Path, is_flushed: bool, opens: bool
+) -> None:
+    """The writer syncs a file's name before it uses the file, so no crash can lose only this file."""
+    root = copied_live(tmp_path, 900, is_flushed=is_flushed)
+    shutil.rmtree(root / ".logquarry" / "names")
+    files = sorted((root / "commitlog").iterdir())
+    assert len(files) > 4
+    files[2].unlink()
+    before = {path: data for path, data in facts(root).items() if not path.endswith("/lock")}
+    words = f"the log has no file for 32768 to 49152: commitlog/{files[2].name} is missing"
+    with pytest.raises(LossRefused, match=words) as refused:
+        if opens:
+            lq.MessageStore.open(root, mode="rw", config=config())
+        else:
+            lq.recover(root, apply=True, config=config())
+    assert {name: facts(root)[name] for name in before} == before
+    loss = refused.value.loss
+    assert loss.needs_consent
+    lq.recover(root, apply=True, config=config(), accept_loss=loss.bytes)
+    with lq.MessageStore.open(root, config=config()) as store:
+        left = [int(body) for body in bodies(store)]
+    assert left == [number for number in range(900) if number in set(left)]
+    assert 900 - len(left) == loss.messages
+
+
 def test_a_rebuild_checks_for_missing_files_after_it_restored_others(tmp_path: Path) -> None:
     """Otherwise the new queues would end before the missing file, without a refusal."""
     root = copied_live(tmp_path, 900)
