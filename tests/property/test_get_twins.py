@@ -12,8 +12,8 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from logquarry.errors import CorruptFrame
-from logquarry.format import java
-from logquarry.format.frame import Damage
+from logquarry.format import frame, java
+from logquarry.format.frame import Damage, Frame
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log import codec
 from logquarry.log.store_files import FileSequence, StoreFile
@@ -211,3 +211,16 @@ def test_an_answer_larger_than_the_room(log: Log, room: int) -> None:
         expected = plain(commit_log, queue, 0, 32, None)
         assert isinstance(expected, GetResult)
         assert values(found) == values(expected)
+
+
+def test_the_crc_of_an_empty_body() -> None:
+    sound = Frame(b"t", physical_offset=0).with_crc()
+    harmed = Frame(b"t", physical_offset=sound.size, body_crc=77)
+    log = LogInMemory(0, 2 * sound.size, [frame.encode(sound) + frame.encode(harmed)])
+    entries = [QueueEntry(one.physical_offset, one.size, 0) for one in (sound, harmed)]
+    found, expected = (way(log, queue_of(entries[:1]), 0, 1, None) for way in (quick, plain))
+    assert isinstance(expected, GetResult)
+    assert found == expected
+    # The reference raises the error.
+    assert quick(log, queue_of(entries), 1, 1, None) is None
+    assert isinstance(plain(log, queue_of(entries), 1, 1, None), CorruptFrame)

@@ -159,6 +159,13 @@ def test_a_size_that_no_memory_holds(count: int) -> None:
     assert_same(sound + bytes(absurd), 0)
 
 
+def test_java_does_not_check_the_crc_of_an_empty_body() -> None:
+    first = frame.encode(Frame(b"t", body_crc=77))
+    data = first + frame.encode(Frame(b"t", physical_offset=len(first)).with_crc())
+    assert_same(data, 0)
+    assert len(plainly(data, check_crc=True)) == 3
+
+
 def test_what_java_does_not_take() -> None:
     """Sound frames that 4.9.3 does not accept, or accepts only sometimes."""
     for made, is_taken in (

@@ -91,6 +91,19 @@ def test_every_single_bit_flip(check_crc: bool) -> None:
                 data[position] ^= 1 << bit
 
 
+@pytest.mark.parametrize("check_crc", [True, False])
+@pytest.mark.parametrize("crc", [0, 77, 1 << 30])
+def test_the_crc_of_an_empty_body(crc: int, check_crc: bool) -> None:
+    sound = frame.encode(Frame(b"t", physical_offset=0).with_crc())
+    harmed = frame.encode(Frame(b"t", physical_offset=len(sound), body_crc=crc))
+    assert_same_scan(sound + harmed, 0, check_crc=check_crc)
+    window = Window.of(sound + harmed, 0)
+    rows, after, _ = both(partial(walked, window, 0, window.length))[0]
+    assert (len(rows) == 2) == (after == window.length)
+    if check_crc:
+        assert (len(rows) == 2) == (crc == 0)
+
+
 def test_file_truncated_at_each_byte() -> None:
     log = small_log()
     for base, data in zip(log.bases(), log.files, strict=True):

@@ -66,9 +66,9 @@ def recover(
 ) -> None:
     """Show or make the repairs that a store needs after a crash.
 
-    Without --apply, recover prints the steps and changes nothing. recover deletes abort, and files
-    that contain only zeros; it moves bad files to STORE/.logquarry/quarantine/. Stop the broker
-    first: no process may have the store open.
+    Without --apply, recover prints the steps and changes nothing. recover deletes abort, files
+    that contain only zeros, and hard links to log files at wrong names; it moves bad files to
+    STORE/.logquarry/quarantine/. Stop the broker first: no process may have the store open.
 
     Exit code 0 if there is nothing to do, or all steps are done; 1 if there are steps to do and
     --apply is missing; 4 if a process has the store open, if the recovery is impossible, or if the

@@ -300,8 +300,9 @@ def decode_at(
     Args:
         base: the physical offset of ``data[0]``.
         end: index in ``data`` at which the file ends (default: the length of ``data``).
-        check_crc: whether to compare the CRC of the body with BODYCRC. Like Java, the function
-            never checks the CRC of an empty body.
+        check_crc: whether to compare the CRC of the body with BODYCRC. Unlike Java, the function
+            also checks an empty body, for which RocketMQ writes BODYCRC 0. If damaged flags of
+            SYSFLAG change the lengths of the hosts, a body can look empty.
     """
     view = memoryview(data)
     if end is None:
@@ -364,7 +365,7 @@ def decode_at(
         )
     properties_at = at + PROPERTIES_LENGTH.size
     body = bytes(view[body_at : body_at + body_length])
-    if check_crc and body:
+    if check_crc:
         found = java.body_crc(zlib.crc32(body))
         if found != crc:
             return Damage(DamageKind.BAD_BODY_CRC, f"BODYCRC is {crc}, the body's is {found}")

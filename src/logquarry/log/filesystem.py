@@ -8,7 +8,7 @@ import mmap
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -339,6 +339,32 @@ class LocalFileSystem(FileSystem):
 
     def _unreadable(self, path: str, error: OSError) -> StoreNotFound:
         return StoreNotFound(f"{self.full_path(path)}: cannot be read: {reason_of(error)}")
+
+
+class RestoredFileSystem(LocalFileSystem):
+    """A folder as it will be after some of its files get their names back.
+
+    Args:
+        restored: maps the path of each missing file to the path of its hard link, both below the
+            root.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], restored: Mapping[str, str]) -> None:
+        super().__init__(root)
+        self._restored = restored
+
+    def _path(self, path: str) -> str:
+        return super()._path(self._restored.get(path, path))
+
+    def list(self, path: str) -> list[Entry]:
+        found = {entry.name: entry for entry in super().list(path)}
+        for name in self._restored:
+            folder, _, base = name.rpartition("/")
+            if folder == path:
+                found[base] = Entry(base, False, self.open(name).size)
+            elif not path:
+                found.setdefault(folder, Entry(folder, True, 0))
+        return sorted(found.values())
 
 
 class _ArrowFile(FileView):

@@ -81,15 +81,15 @@ class Rename:
 class LogNames:
     """The files of a log with the offsets that their frames show.
 
-    ``strangers`` and ``doubts`` are pairs of path and reason. A stranger has the name of a log
-    file, but does not belong to the log. A doubt is a file whose place in the log is unclear: the
-    queues contradict its frames, another file's frames show the same offset, or it overlaps another
-    file.
+    A stranger (path, reason, offset) has the name of a log file, but does not belong to the log. If
+    its frames show that it is a copy of a log file, ``offset`` is that file's offset, else None.
+    A doubt (path, reason) is a file whose place in the log is unclear: the queues contradict its
+    frames, another file's frames show the same offset, or it overlaps another file.
     """
 
     files: tuple[StoreFile, ...]
     renames: tuple[Rename, ...] = ()
-    strangers: tuple[tuple[str, str], ...] = ()
+    strangers: tuple[tuple[str, str, int | None], ...] = ()
     doubts: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -219,7 +219,7 @@ class _Identification:
         self._mute: list[_Item] = []
         self._wrong: list[_Item] = []
         self._placed: dict[int, _Item] = {}
-        self._strangers: list[tuple[str, str]] = []
+        self._strangers: list[tuple[str, str, int | None]] = []
         self._doubts: list[tuple[str, str]] = []
         self._queues: dict[str, list[tuple[int, str]]] = {}
 
@@ -371,7 +371,7 @@ class _Identification:
             assert item.base is not None
             name = f"{item.base:0{NAME_DIGITS}d}"
             reason = f"it has the messages of {name}, which exists"
-            self._strangers.append((item.path, reason))
+            self._strangers.append((item.path, reason, item.base))
 
     def _place_mute(self) -> None:
         """Choose offsets for the files whose offset cannot be determined from frames."""
@@ -396,7 +396,7 @@ class _Identification:
                 self._placed[place] = item
             else:
                 reason = "no message in it shows its place, and another file needs its name"
-                self._strangers.append((item.path, reason))
+                self._strangers.append((item.path, reason, None))
 
     def _free_names(self) -> Iterator[int]:
         """Yield offsets that no file has: first the old names of renamed files, then offsets in
@@ -434,7 +434,7 @@ class _Identification:
                 self._doubts.append((item.path, reason))
             else:
                 reason = f"it overlaps {name}, and no message in it shows that it is of this log"
-                self._strangers.append((item.path, reason))
+                self._strangers.append((item.path, reason, None))
 
     # --------------------------------------------------------------------------------- evidence
     def _agrees_with_queues(self, item: _Item) -> bool | None:

@@ -123,7 +123,7 @@ def read_message(
             if (
                 at + 2 <= size
                 and (data[at] << 8 | data[at + 1]) == size - at - 2 < _SIGN
-                and (length == 0 or crc32(data[_BODY_AT:end]) & java.INT_MAX == prefix[2])
+                and crc32(data[_BODY_AT:end]) & java.INT_MAX == prefix[2]
             ):
                 return LazyMessage(data, prefix, broker, delay_levels_ms)
     outcome = frame.decode_at(data, 0, base=offset, end=size)

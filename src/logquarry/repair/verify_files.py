@@ -75,7 +75,7 @@ def check_names(layout: StoreLayout, report: VerifyReport) -> None:
         return
     root = Path(layout.root)
     try:
-        check_entries(root, layout.config)
+        check_entries(root, layout.config, removes_links=True)
     except WrongEntry as error:
         inside = error.path.is_relative_to(root)
         name = error.path.relative_to(root) if inside else error.path

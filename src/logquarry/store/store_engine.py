@@ -175,7 +175,7 @@ class StoreEngine:
             # Log only the text of the error, because the error object would keep all files open
             # that were read.
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
-            check_entries(root, config)
+            check_entries(root, config, removes_links=True)
             layout = StoreLayout.open(root, config)
             with open_check.settled_names(layout, config, self.disk):
                 plan = plan_safe(root, config)

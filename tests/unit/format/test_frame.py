@@ -215,12 +215,26 @@ def test_the_end_of_the_file_counts_and_not_that_of_the_bytes() -> None:
     assert frame.decode_at(frame.encode_blank(100), 0, base=0, end=100) == Blank(100)
 
 
-def test_the_crc_of_an_empty_body_and_an_unchecked_one_do_not_matter() -> None:
-    empty = replace(a_frame(body=b""), body_crc=77)
-    assert frame.decode_at(frame.encode(empty), 0, base=0) == empty
+def test_an_unchecked_crc_does_not_matter() -> None:
     wrong = replace(a_frame(), body_crc=77)
     assert damaged_at(frame.encode(wrong)) is DamageKind.BAD_BODY_CRC
     assert frame.decode_at(frame.encode(wrong), 0, base=0, check_crc=False) == wrong
+
+
+def test_the_crc_of_an_empty_body_is_zero() -> None:
+    empty = a_frame(body=b"")
+    assert empty.body_crc == 0
+    assert frame.decode_at(frame.encode(empty), 0, base=0) == empty
+    wrong = frame.encode(replace(empty, body_crc=77))
+    assert damaged_at(wrong) is DamageKind.BAD_BODY_CRC
+    assert isinstance(frame.decode_at(wrong, 0, base=0, check_crc=False), Frame)
+
+
+def test_a_body_that_harmed_flags_hide() -> None:
+    """With the flag of an IPv6 host, the body's last four bytes are read as the BODYLEN 0."""
+    data = bytearray(frame.encode(a_frame(body=b"12345678" + bytes(4), properties=b"")))
+    data[frame.HEAD.offsets["sys_flag"] + 3] ^= sys_flag.BORN_HOST_V6
+    assert damaged_at(bytes(data)) is DamageKind.BAD_BODY_CRC
 
 
 def test_kinds_have_labels() -> None:

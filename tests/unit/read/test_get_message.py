@@ -476,3 +476,10 @@ def test_every_truncation_is_damage(number: int) -> None:
     assert isinstance(read_message("", (), data + b"\0", wanted.physical_offset), Damage)
     assert read_message("", (), bytes(len(data)), wanted.physical_offset) is None
     assert isinstance(read_message("", (), frame.encode_blank(100) + bytes(92), 0), Damage)
+
+
+def test_the_crc_of_an_empty_body_is_zero() -> None:
+    data = frame.encode(frame.Frame(b"t", body_crc=77))
+    found = read_message("", (), data, 0)
+    assert isinstance(found, Damage)
+    assert found.kind is frame.DamageKind.BAD_BODY_CRC

@@ -96,7 +96,7 @@ def check_frame(
         return DAMAGE.BAD_PROPERTIES_LENGTH
     if body_length + topic_length + props_length != room:
         return DAMAGE.BAD_LENGTH_SUM
-    if check_crc and body_length > 0:
+    if check_crc:
         crc = mem.crc32(crc_function, at + body_at, body_length) & mem.CRC_MASK
         if np.int64(crc) != np.int64(mem.load_i32(at + HEAD.body_crc)):
             return DAMAGE.BAD_BODY_CRC

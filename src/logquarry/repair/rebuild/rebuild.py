@@ -81,13 +81,13 @@ from logquarry.repair.rebuild.other_queues import (
 from logquarry.repair.rebuild.queue_files import BuiltQueue, OldQueues, QueueFiles
 from logquarry.repair.recover.apply import note_end
 from logquarry.repair.recover.loss import LossSearch, missing_files, require_consent
-from logquarry.repair.recover.open_check import settled_names
+from logquarry.repair.recover.open_check import restored_files, settled_names
 from logquarry.repair.recover.store_folders import (
-    check_file_size,
     check_log,
-    lost_names,
+    layout_with,
     sync_files,
 )
+from logquarry.repair.recover.wrong_names import check_file_size
 from logquarry.systems import folders_below
 
 
@@ -165,12 +165,9 @@ def rebuild(
         # Check only the log's folders and files. The rebuild moves the folders of queues and index
         # to quarantine, with any foreign files in them.
         check_log(root, settings)
-    if (
-        into is None
-        and CONSUME_QUEUE in names
-        and not (layout.is_live() or lost_names(root, layout.log_folders))
-    ):
-        _require_files(layout)
+    if into is None and CONSUME_QUEUE in names and not layout.is_live():
+        restored = restored_files(layout, settings, disk or Disk())
+        _require_files(layout_with(root, settings, restored))
     linked = [root / name for name in names if (root / name).is_symlink()]
     if into is None and apply and linked:
         raise UsageError(
@@ -279,9 +276,6 @@ class _Rebuild:
         try:
             with names:
                 layout = StoreLayout.open(self.root, self.config)
-                if is_in_place and CONSUME_QUEUE in self.names:
-                    # The first check left out a store with files that only now have their names.
-                    _require_files(layout)
                 is_live = not is_in_place and layout.is_live()
                 report = _report(layout, into, self.names, is_live=is_live)
                 report = self._built(layout, report, progress)

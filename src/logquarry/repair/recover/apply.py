@@ -197,8 +197,12 @@ class _Work:
         assert size is not None
         folders = log_paths(root, plan.log_folders)
         self._disk.make_folders(folders[0])
+        links = {step.file for step in plan.steps if step.kind is StepKind.REMOVE}
         for name in plan.misnamed:
-            if (root / name).exists():
+            if name in links:
+                # The file stays under its right name.
+                self._disk.remove(root / name)
+            elif (root / name).exists():
                 self._disk.set_aside(root / name, quarantine(root, COMMIT_LOG))
         _rename_files(
             self._disk, root, [step for step in plan.steps if step.kind is StepKind.RENAME]

@@ -7,7 +7,8 @@ messages in damage that an earlier recovery recorded, are not lost in this sense
 After a crash, it is normal that the newest messages are lost. So the decision considers only
 messages that were certainly on the disk. The code calls such messages *vouched for*:
 
-- With a durable offset: the messages before this offset.
+- With a durable offset: the messages before this offset, and the messages in a missing log file
+  that other log files follow.
 - Without a durable offset, after a clean shutdown: the messages to which a queue or the index
   points.
 - Without a durable offset, after a crash: the messages before the offset at which the recovery ends
@@ -217,6 +218,15 @@ class LossSearch:
         return frames[first]
 
     @cached_property
+    def _gaps(self) -> list[DamagedSpan]:
+        """The missing log files after the offset at which the log will end, and before other log
+        files. A writer syncs the name of a log file before it uses the file. So a crash alone
+        cannot lose the name of a file, but keep the name of a later file.
+        """
+        gaps = missing_files(self._layout, self._log.end)
+        return [gap for gap in gaps if gap.offset >= self._end]
+
+    @cached_property
     def _replaced_files(self) -> ReplacedFiles:
         search: LossSearch = proxy(self)
 
@@ -316,7 +326,7 @@ class LossSearch:
     def _is_vouched(self, lost: Frames) -> Bools:
         starts = lost[:, 0]
         if self._durable is not None:
-            return starts < self._durable
+            return (starts < self._durable) | SpanSet(self._gaps).mask(starts)
         if self._is_closed or not len(lost):
             return np.ones(len(lost), np.bool_)
         known = self._last_timestamp
@@ -362,7 +372,8 @@ class LossSearch:
 
     def _missing_parts(self, missing: Frames) -> Iterator[str]:
         path_at = self._layout.log_file
-        for span in self._damage:
+        gaps = [gap for gap in self._gaps if SpanSet([gap]).mask(missing[:, 0]).any()]
+        for span in (*self._damage, *gaps):
             file = self._log.at(span.offset)
             if span.kind != MISSING_FILE:
                 continue

@@ -19,6 +19,7 @@ from logquarry.dialect31.open_transactions import TransactionsFound
 from logquarry.dialect31.state_table import find_transactions
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile
+from logquarry.disk.name_guard import link_of
 from logquarry.errors import CorruptFile, StoreError, StoreNotFound, StoreUnavailable, reason_of
 from logquarry.format.frame import Frame
 from logquarry.format.properties import INNER_MULTI_QUEUE_OFFSET
@@ -65,6 +66,7 @@ from logquarry.repair.recover.store_folders import (
     restored_names,
     sync_files,
 )
+from logquarry.repair.recover.wrong_names import wrong_links
 from logquarry.text import counted
 
 _CHECKED_FILES: Final = 3
@@ -154,9 +156,12 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     if not _is_store(root):
         return StoreFound(with_sizes(config, None), 0, (), {})
     layout = StoreLayout.open(root, config)
-    names = layout.by_content().log_names
+    by_content = layout.by_content()
+    names = by_content.log_names
     if not names.are_right:
         raise NeedsRecovery(str(names.error(layout.filesystem)))
+    for path, reason in wrong_links(by_content).items():
+        raise NeedsRecovery(f"{path}: {reason}")
     if layout.lost_head is not None:
         raise NeedsRecovery(str(layout.lost_head))
     files = OpenFiles(layout)
@@ -319,9 +324,13 @@ def settled_names(layout: StoreLayout, config: StoreConfig, disk: Disk) -> Itera
         discard_names(root, layout.log_folders, disk)
 
 
-def restored_files(layout: StoreLayout, config: StoreConfig, disk: Disk) -> list[Path]:
-    """Return the files that :func:`settled_names` would restore. The store is not changed."""
-    return [] if _are_foreign(layout, config) else names_to_restore(layout, disk)
+def restored_files(layout: StoreLayout, config: StoreConfig, disk: Disk) -> dict[str, str]:
+    """Return the files that :func:`settled_names` would restore, as path -> path of the hard link,
+    both below the root. The store is not changed.
+    """
+    lost = [] if _are_foreign(layout, config) else names_to_restore(layout, disk)
+    root = Path(layout.root)
+    return {str(path.relative_to(root)): str(link_of(path).relative_to(root)) for path in lost}
 
 
 def _are_foreign(layout: StoreLayout, config: StoreConfig) -> bool:

@@ -36,7 +36,7 @@ class StepKind(Enum):
 
     RESTORE = "restore"
     """Restore the name of a file that has only its second name. Only plans that are not applied
-    have this step."""
+    have this step. In mode ``rocketmq``, such a plan lacks the steps that follow."""
     RENAME = "rename"
     """Rename a log file: its frames show the right name. The step's ``offset`` is this name."""
     CUT = "cut"
@@ -62,7 +62,9 @@ class StepKind(Enum):
     NOTE_DAMAGE = "note_damage"
     """Record the places of the log's damage in a file, so that readers skip them."""
     REMOVE = "remove"
-    """Delete the file ``abort``. Later readers then treat the store as shut down cleanly."""
+    """Delete the file ``abort``: later readers then treat the store as shut down cleanly. Or delete
+    a hard link to a log file at a wrong name: the file stays under its right name.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from logquarry import arguments, text
@@ -18,7 +19,6 @@ from logquarry.arguments import Clock, Progress, now_ms
 from logquarry.config import RECOVERIES, StoreConfig, settings_of
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile, StoreLock, held_by, is_lockable
-from logquarry.disk.name_guard import link_of
 from logquarry.errors import StoreNotFound, StoreUnavailable, UnreadableFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_store
@@ -28,12 +28,12 @@ from logquarry.read.log_end import known_damage
 from logquarry.repair.audit.log import are_stale_bytes
 from logquarry.repair.rebuild.build import bring_out_cut_off
 from logquarry.repair.recover.apply import apply_safe
-from logquarry.repair.recover.loss import require_consent
+from logquarry.repair.recover.loss import LossSearch, missing_files, require_consent
 from logquarry.repair.recover.open_check import find_store, restored_files, settled_names
 from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, StepKind, Steps
 from logquarry.repair.recover.rocketmq import RocketmqPlan, apply_rocketmq, plan_rocketmq
 from logquarry.repair.recover.safe import SafePlan, plan_safe
-from logquarry.repair.recover.store_folders import check_entries
+from logquarry.repair.recover.store_folders import check_entries, check_places, layout_with
 
 _OWN_FILES: Final = (DURABLE, SETTINGS, DAMAGE)
 """Logquarry's own files that a recovery can make again if they cannot be read."""
@@ -92,9 +92,9 @@ def recover(
     if not apply:
         if layout.is_live():
             raise StoreUnavailable(f"{root}: {held_by(root)}")
-        plan = _planned(root, mode, settings, progress)
-        if lost := restored_files(layout, settings, disk or Disk()):
-            plan = _with_restored(plan, lost)
+        check_places(root)
+        restored = restored_files(layout, settings, disk or Disk())
+        plan = _planned(root, mode, settings, progress, restored)
         if unsupported is not None:
             reason = str(unsupported).removeprefix(f"{root}: ")
             plan = dataclasses.replace(plan, steps=(), refused=reason)
@@ -106,11 +106,11 @@ def recover(
     disk = disk or Disk()
     if not is_lockable(root):
         # A refused recovery must not create the lock file: check first.
-        check_entries(root, settings)
+        check_entries(root, settings, removes_links=mode == "safe")
         _require_possible(_planned(root, mode, settings, None), accept_loss)
     lock = StoreLock(disk, root)
     try:
-        check_entries(root, settings)
+        check_entries(root, settings, removes_links=mode == "safe")
         bring_out_cut_off(root, disk)
         with settled_names(layout, settings, disk):
             plan = _planned(root, mode, settings, progress)
@@ -125,19 +125,14 @@ def recover(
     return plan
 
 
-def _with_restored(plan: RecoveryPlan, lost: Iterable[Path]) -> RecoveryPlan:
-    """Return a plan that first restores files. If the plan would be refused or lose messages
-    without these files, leave out its other steps: with the files, they are other steps.
+def _only_restores(plan: RocketmqPlan, layout: StoreLayout) -> RocketmqPlan:
+    """Return a plan without steps, because its steps were planned without the files that get their
+    names back. The plan has a loss only if files are missing that do not get their names back.
     """
-    reason = "only its second name is left"
-    if plan.refused is not None or plan.loss is not None:
-        reason += "; the other steps are planned after this step"
-        plan = dataclasses.replace(plan, steps=(), damage=(), refused=None, loss=None)
-    steps = Steps()
-    for path in lost:
-        second = link_of(path).relative_to(plan.root)
-        steps.add(StepKind.RESTORE, str(path.relative_to(plan.root)), f"{reason}: {second}")
-    return dataclasses.replace(plan, steps=(*steps, *plan.steps))
+    end = layout.commit_log.end
+    gaps = tuple(missing_files(layout, end))
+    loss = LossSearch(layout, end=end, damage=gaps).loss()
+    return dataclasses.replace(plan, steps=(), damage=gaps, refused=None, loss=loss)
 
 
 def _require_possible(plan: RecoveryPlan, accept_loss: int | None) -> None:
@@ -147,13 +142,21 @@ def _require_possible(plan: RecoveryPlan, accept_loss: int | None) -> None:
 
 
 def _planned(
-    root: Path, mode: RecoveryMode, config: StoreConfig, progress: Progress | None
+    root: Path,
+    mode: RecoveryMode,
+    config: StoreConfig,
+    progress: Progress | None,
+    restored: Mapping[str, str] = MappingProxyType({}),
 ) -> RecoveryPlan:
-    """Return the plan of a mode, with the steps that both modes have."""
-    layout = StoreLayout.open(root, config).by_content()
+    """Return the plan of a mode, with the steps that both modes have. ``restored`` has the files
+    that get their names back first (:func:`restored_files`).
+    """
+    layout = layout_with(root, config, restored).by_content()
     plan: RecoveryPlan
     if mode == "rocketmq":
         plan = plan_rocketmq(root, config)
+        if restored:
+            plan = _only_restores(plan, layout)
         if plan.refused is not None:
             return plan
         if layout.cut_end == plan.log_end and all(s.kind is StepKind.CUT for s in plan.steps):
@@ -161,12 +164,18 @@ def _planned(
             # recovery has already recorded this end.
             plan = dataclasses.replace(plan, steps=())
     else:
-        plan = plan_safe(root, config, progress=progress)
+        plan = plan_safe(root, config, progress=progress, restored=restored)
         if _only_stale_bytes(layout, plan):
             # The old bytes after the end can stay: brokers overwrite them, and logquarry's writer
             # zeroes them.
             plan = dataclasses.replace(plan, steps=())
-    steps = Steps(plan.steps)
+    steps = Steps()
+    for path, link in restored.items():
+        reason = f"only its second name is left: {link}"
+        if mode == "rocketmq":
+            reason += "; the other steps are planned after this step"
+        steps.add(StepKind.RESTORE, path, reason)
+    steps += plan.steps
     try:
         if layout.read_checkpoint() is None and layout.missing_log is not None:
             reason = "it is missing: without it, an empty log would seem to have lost its files"

@@ -45,10 +45,10 @@ from logquarry.repair.recover.loss import LossSearch, missing_files
 from logquarry.repair.recover.plan import RecoveryPlan, StepKind, Steps
 from logquarry.repair.recover.store_folders import (
     check_entries,
-    refuse_wrong_names,
     status_of,
     sync_files,
 )
+from logquarry.repair.recover.wrong_names import refuse_wrong_names
 from logquarry.text import counted
 from logquarry.write.index_writer import IndexKeeper, IndexWriter
 

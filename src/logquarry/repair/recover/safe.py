@@ -2,7 +2,8 @@
 
 The planner reads the log once, and compares it with the queues (:mod:`logquarry.repair.audit.log`,
 :mod:`logquarry.repair.audit.first_difference`). Of the store's files, a recovery deletes only
-``abort`` and files that contain only zeros. A recovery moves bad files to quarantine.
+``abort``, files that contain only zeros, and hard links to log files at wrong names. A recovery
+moves bad files to quarantine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from logquarry.arguments import Progress
 from logquarry.config import StoreConfig
@@ -73,9 +75,9 @@ from logquarry.repair.recover.store_folders import (
     KEPT_ENTRIES,
     check_entries,
     check_queue_folder,
-    leave_out,
-    misnamed_files,
+    layout_with,
 )
+from logquarry.repair.recover.wrong_names import leave_out, misnamed_files, wrong_links
 from logquarry.text import counted, plural
 
 
@@ -122,11 +124,14 @@ def plan_safe(
     stretch_bytes: int = STRETCH_BYTES,
     mends: bool = True,
     end: int | None = None,
+    restored: Mapping[str, str] = MappingProxyType({}),
 ) -> SafePlan:
     """Return the plan for a store. The store is not changed.
 
     Args:
         config: settings of the store; missing sizes are inferred from the files.
+        restored: the files that get their names back before the plan is applied
+            (:func:`layout_with`).
         mends: whether to correct harmed queue offsets. False for a log that salvage has written.
             The queue offsets of such a log are right, but a gap in them would seem wrong, because
             the log has no lost bytes in place of the lost messages.
@@ -136,9 +141,9 @@ def plan_safe(
         StoreUnavailable: if the place of a log file is unknown, if a folder or a link has the name
             of a file, or if the settings have the sizes of another store.
     """
-    config = with_sizes(config, StoreLayout.open(root, config).by_content())
-    check_entries(root, config)
-    layout = StoreLayout.open(root, config).by_content(shows_lost_head=False)
+    config = with_sizes(config, layout_with(root, config, restored).by_content())
+    check_entries(root, config, removes_links=True)
+    layout = layout_with(root, config, restored).by_content(shows_lost_head=False)
     return _Planner(layout, config, mends=mends, end=end).plan(progress, stretch_bytes)
 
 
@@ -162,10 +167,15 @@ class _Planner:
         layout, config = self._layout, self._config
         misnamed = misnamed_files(layout)
         leave_out(layout, misnamed)
+        links = wrong_links(layout)
         for file, reason in misnamed:
-            self._steps.add(StepKind.SET_ASIDE, file.path, reason)
+            if file.path in links:
+                self._steps.add(StepKind.REMOVE, file.path, links[file.path])
+            else:
+                self._steps.add(StepKind.SET_ASIDE, file.path, reason)
         for one in layout.log_names.renames:
-            self._steps.add(StepKind.RENAME, one.path, one.reason, offset=one.base)
+            if one.path not in links:
+                self._steps.add(StepKind.RENAME, one.path, one.reason, offset=one.base)
         self._find_queues()
         bounds = self._bounds()
         torn = torn_end(layout, bounds)

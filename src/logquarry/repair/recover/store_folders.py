@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -24,13 +22,11 @@ from logquarry.disk.log_files import log_paths
 from logquarry.disk.name_guard import NameGuard, links_of
 from logquarry.errors import StoreUnavailable, reason_of
 from logquarry.log import store_files
+from logquarry.log.filesystem import RestoredFileSystem
 from logquarry.log.layout import StoreLayout
-from logquarry.log.log_names import MOST_GAP
 from logquarry.log.log_place import LogFolders
 from logquarry.log.readable import BLOCK
-from logquarry.log.store_files import FileSequence, StoreFile
-from logquarry.read.commit_log import CommitLog
-from logquarry.read.store_sizes import message_behind, require_stated_size
+from logquarry.repair.recover.wrong_names import wrong_links
 from logquarry.systems import folders_below
 
 REPORT: Final = "recovery.json"
@@ -64,14 +60,15 @@ class WrongEntry(StoreUnavailable):
         return type(self), (self.path, self.reason)
 
 
-def check_entries(root: Path, config: StoreConfig) -> None:
+def check_entries(root: Path, config: StoreConfig, *, removes_links: bool = False) -> None:
     """Raise WrongEntry if a store file is not a regular file, or if two paths lead to it.
 
-    A missing file is accepted.
+    A missing file is accepted. ``removes_links`` is whether the caller removes the hard links that
+    :func:`wrong_links` returns. If so, these are accepted too.
     """
     aside = store_files.quarantine(root)
     check_places(root)
-    places = check_log(root, config)
+    places = check_log(root, config, removes_links=removes_links)
     for path in (aside / REPORT, aside / KEPT_ENTRIES):
         _check(path)
     for name in (store_files.STATE_TABLE, store_files.REDO_LOG):
@@ -122,6 +119,15 @@ def restored_names(layout: StoreLayout, disk: Disk) -> AbstractContextManager[li
 def names_to_restore(layout: StoreLayout, disk: Disk) -> list[Path]:
     """Return the names that :func:`restored_names` would restore."""
     return NameGuard(disk).lost(_named_folders(Path(layout.root), layout.log_folders))
+
+
+def layout_with(root: Path, config: StoreConfig, restored: Mapping[str, str]) -> StoreLayout:
+    """Make the layout of a store as it will be after the files ``restored`` have their names back;
+    see :class:`RestoredFileSystem`.
+    """
+    if not restored:
+        return StoreLayout.open(root, config)
+    return StoreLayout(RestoredFileSystem(root, restored), config)
 
 
 def discard_names(root: Path, log_folders: LogFolders, disk: Disk) -> None:
@@ -180,17 +186,29 @@ def check_config_links(root: Path) -> None:
             _found(path)
 
 
-def check_log(root: Path, config: StoreConfig) -> dict[tuple[int, int], Path]:
+def check_log(
+    root: Path, config: StoreConfig, *, removes_links: bool = False
+) -> dict[tuple[int, int], Path]:
     """Check the paths of the log's folders and files, and of the quarantine folder, as
-    :func:`check_places` does. Return (device, inode) -> path for each file of the log.
+    :func:`check_entries` does. Return (device, inode) -> path for each file of the log.
     """
     places: dict[tuple[int, int], Path] = {}
+    layout = StoreLayout.open(root, config)
+
+    def is_removed(*paths: Path) -> bool:
+        links = {root / name: reason for name, reason in wrong_links(layout.by_content()).items()}
+        wrong = next((path for path in paths if path in links), None)
+        if wrong is not None and not removes_links:
+            step = f"`logquarry recover {root} --apply` in mode safe removes this link"
+            raise WrongEntry(wrong, f"{links[wrong]}: {step}")
+        return wrong is not None
+
     _check(store_files.quarantine(root), is_folder=True)
-    for folder in log_paths(root, StoreLayout.open(root, config).log_folders):
+    for folder in log_paths(root, layout.log_folders):
         _check(folder, is_folder=True)
         _check_second_names(folder)
         for path in _entries(folder):
-            _check_numbered(path, places)
+            _check_numbered(path, places, is_removed)
     return places
 
 
@@ -227,9 +245,13 @@ def status_of(path: Path) -> os.stat_result:
         raise StoreUnavailable(f"{path}: cannot be read: {reason_of(error)}") from error
 
 
-def _check_numbered(path: Path, places: dict[tuple[int, int], Path]) -> None:
+def _check_numbered(
+    path: Path,
+    places: dict[tuple[int, int], Path],
+    is_accepted: Callable[[Path, Path], bool] = lambda path, other: False,
+) -> None:
     if store_files.is_offset_name(path.name):
-        _check_once(path, _check(path), places)
+        _check_once(path, _check(path), places, is_accepted)
 
 
 def _check(path: Path, *, is_folder: bool = False) -> os.stat_result | None:
@@ -277,12 +299,15 @@ def _check_opens(path: Path) -> None:
 
 
 def _check_once(
-    path: Path, found: os.stat_result | None, places: dict[tuple[int, int], Path]
+    path: Path,
+    found: os.stat_result | None,
+    places: dict[tuple[int, int], Path],
+    is_accepted: Callable[[Path, Path], bool] = lambda path, other: False,
 ) -> None:
     if found is None:
         return
     other = places.setdefault((found.st_dev, found.st_ino), path)
-    if other != path:
+    if other != path and not is_accepted(path, other):
         reason = f"it is the same file as {other}: remove one of the two paths, or make a copy"
         raise WrongEntry(path, reason)
 
@@ -310,121 +335,6 @@ def _entries(folder: Path) -> Iterator[Path]:
         names = sorted(entry.name for entry in os.scandir(folder))
     for name in names:
         yield folder / name
-
-
-# ---------------------------------------------------------------------- wrong names of log files
-# A recovery renames a log file to the name that its PHYSICALOFFSET fields show
-# (:mod:`logquarry.log.log_names`). A misnamed file without such frames moves to quarantine.
-
-
-def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
-    """Return the files in the log's folder that do not belong to the log, each with the reason.
-    ``layout`` must come from :meth:`StoreLayout.by_content`.
-
-    Raises:
-        StoreUnavailable: if a file belongs to a log with another file size, or if its place in the
-            log cannot be found.
-    """
-    files = layout.commit_log
-    for path, reason in layout.log_names.doubts:
-        full = layout.filesystem.full_path(path)
-        raise StoreUnavailable(f"{full}: {reason}. Nothing was changed")
-    size = files.file_size
-    if not size:
-        return []
-    for file in files.files:
-        _check_length(layout, file)
-    found = [
-        (StoreFile(int(path.rpartition("/")[2]), 0, path), f"its name is wrong: {reason}")
-        for path, reason in layout.log_names.strangers
-    ]
-    names = Counter(file.base % size for file in files.files)
-    # All right names leave the same remainder when divided by ``size``, so take the most frequent
-    # remainder. If 0 is among the most frequent remainders, use 0.
-    start = max(names, key=lambda rest: (names[rest], not rest), default=0)
-    last: StoreFile | None = None
-    log = CommitLog(layout)
-    for file in files.files:
-        fits = file.base % size == start
-        is_far = last is not None and file.base - last.base > MOST_GAP * size
-        if fits and not is_far:
-            last = file
-            continue
-        if log.sound_frame_at(file.base) is not None:
-            raise _no_place(layout, file)
-        where = "not the offset of a log file" if not fits else "far after the log"
-        reason = "no message in it shows that it belongs to this log"
-        found.append((file, f"its name is {where}, and {reason}"))
-    return found
-
-
-_SIZES_DIFFER: Final = (
-    "give the right size of the log's files (mappedFileSizeCommitLog in --config), or move the "
-    "files of another store out of the log's folder. Nothing was changed"
-)
-
-
-def check_file_size(layout: StoreLayout) -> None:
-    """Check that the log's files can have their size: the size in the settings, or if the settings
-    have none, the inferred size. Reads few bytes.
-
-    Raises:
-        StoreUnavailable: if a file has a message after this size, or would overlap the next file,
-            which starts with a message.
-        UsageError: if the configuration gives another size than the files have.
-    """
-    require_stated_size(layout)
-    files = layout.commit_log
-    if not files.file_size:
-        return
-    for file in files.files:
-        _check_length(layout, file)
-    log = CommitLog(layout)
-    for file, following in pairwise(files.files):
-        overlaps = file.base + files.file_size > following.base
-        if overlaps and log.sound_frame_at(following.base) is not None:
-            raise _no_place(layout, following)
-
-
-def _no_place(layout: StoreLayout, file: StoreFile) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"{layout.filesystem.full_path(file.path)}: no log file of {layout.commit_log.file_size} "
-        f"bytes can have this name, but its messages belong there: {_SIZES_DIFFER}"
-    )
-
-
-def _check_length(layout: StoreLayout, file: StoreFile) -> None:
-    """Raise StoreUnavailable if a file has a message after the size in the settings."""
-    size = layout.commit_log.file_size
-    place = message_behind(layout, file, size)
-    if place is not None:
-        raise StoreUnavailable(
-            f"{layout.filesystem.full_path(file.path)}: {file.size} bytes, with a message at "
-            f"{place}, but the size of the log's files is {size}: {_SIZES_DIFFER}"
-        )
-
-
-def refuse_wrong_names(layout: StoreLayout) -> None:
-    """Raise StoreUnavailable if a log file has a wrong name: RocketMQ would use the wrong name."""
-    names = layout.by_content().log_names
-    if names.are_right:
-        return
-    path, reason = next(
-        ((one.path, one.reason) for one in names.renames), (names.doubts or (("", ""),))[0]
-    )
-    raise StoreUnavailable(
-        f"{layout.filesystem.full_path(path)}: {reason}. RocketMQ uses the names, and its recovery "
-        f"would cut the log there. Nothing was changed. Run `logquarry recover {layout.root} "
-        "--apply` in mode safe first: it renames the files"
-    )
-
-
-def leave_out(layout: StoreLayout, misnamed: list[tuple[StoreFile, str]]) -> None:
-    """Remove files from the layout's list of log files. The files themselves are not touched."""
-    gone = {file for file, _ in misnamed}
-    files = layout.commit_log
-    left = tuple(file for file in files.files if file not in gone)
-    layout.use_commit_log(FileSequence(left, files.file_size, files.has_heads))
 
 
 # ------------------------------------------------------------------------------------------- syncs

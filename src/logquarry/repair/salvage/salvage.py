@@ -43,7 +43,7 @@ from logquarry.read.timers import CHECK as TIMER_CHECK
 from logquarry.read.timers import QUEUE_ID, check_or_none, precision, timers_of
 from logquarry.repair.audit.timer_files import timer_log_file_size, write_timer_files
 from logquarry.repair.findings import VerifyReport
-from logquarry.repair.recover.store_folders import check_file_size
+from logquarry.repair.recover.wrong_names import check_file_size
 from logquarry.repair.salvage.losses import ranges_json
 from logquarry.repair.salvage.plan import SalvagePlan, plan_salvage
 from logquarry.repair.salvage.target import LogWriter, SalvageTarget, carry, check_target

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.errors import UsageError
+from logquarry.errors import StoreUnavailable, UsageError
+from logquarry.repair.recover.loss import LossRefused
 from tests.helpers.small_store import bodies, config, facts, forget_start, opened
 
 SIZE = 16_384
@@ -187,3 +188,99 @@ def test_a_copy_has_the_name_of_another_file(tmp_path: Path, has_other: bool) ->
     assert (has[names[2]] == wanted[names[2]]) is has_other
     aside = list((root / ".logquarry/quarantine/commitlog").iterdir())
     assert [path.read_bytes() for path in aside] == [wanted[names[1]]]
+
+
+# Two hard links to one log file: a power cut during a rename can leave both names.
+
+
+@pytest.mark.parametrize("is_clean", [False, True])
+@pytest.mark.parametrize("opens", [False, True])
+@pytest.mark.parametrize("number", [0, 2, -1])
+@pytest.mark.parametrize("name", [7, SIZE + 7, 6 * SIZE, 40 * SIZE])
+def test_a_wrong_hard_link_is_removed(
+    tmp_path: Path, name: int, number: int, opens: bool, is_clean: bool
+) -> None:
+    root = tmp_path / "store"
+    names = written(root)
+    wanted = log_of(root)
+    path = root / "commitlog" / f"{name:020d}"
+    path.hardlink_to(root / "commitlog" / names[number])
+    if not is_clean:
+        (root / "abort").touch()
+    plan = lq.recover(root, config=config())
+    words = f"remove: commitlog/{path.name}: it is a hard link to commitlog/{names[number]}, "
+    assert f"{words}where its frames belong" in map(str, plan.steps)
+    found = [one for one in lq.verify(root).findings if one.severity == "damage"]
+    assert [(one.kind, one.file) for one in found] == [("misnamed_file", f"commitlog/{path.name}")]
+    assert found[0].reason.endswith("`logquarry recover` removes this link")
+    recovered(root, opens=opens)
+    assert log_of(root) == wanted
+    assert not (root / ".logquarry" / "quarantine" / "commitlog").exists()
+    assert not lq.verify(root).has_damage
+
+
+def test_both_names_of_a_file_are_wrong(tmp_path: Path) -> None:
+    names = written(tmp_path)
+    wanted = log_of(tmp_path)
+    folder = tmp_path / "commitlog"
+    (folder / f"{40 * SIZE:020d}").hardlink_to(folder / names[1])
+    (folder / names[1]).rename(folder / f"{41 * SIZE:020d}")
+    recovered(tmp_path)
+    assert log_of(tmp_path) == wanted
+
+
+def test_a_hard_link_in_place_of_a_lost_file(tmp_path: Path) -> None:
+    names = written(tmp_path)
+    (tmp_path / "commitlog" / names[2]).unlink()
+    (tmp_path / "commitlog" / names[2]).hardlink_to(tmp_path / "commitlog" / names[1])
+    before = facts(tmp_path)
+    for opens in (False, True):
+        with pytest.raises(LossRefused, match=rf"commitlog/{names[2]} is missing.*was changed"):
+            recovered(tmp_path, opens=opens)
+    assert facts(tmp_path) == before
+
+
+@pytest.mark.parametrize("call", ["rocketmq", "rebuild", "retain"])
+def test_only_a_safe_recovery_removes_hard_links(tmp_path: Path, call: str) -> None:
+    names = written(tmp_path)
+    link = tmp_path / "commitlog" / f"{40 * SIZE:020d}"
+    link.hardlink_to(tmp_path / "commitlog" / names[1])
+    before = facts(tmp_path)
+    with pytest.raises(StoreUnavailable, match=f"{link}: it is a hard link to.*mode safe removes"):
+        if call == "rocketmq":
+            lq.recover(tmp_path, mode="rocketmq", apply=True, config=config())
+        elif call == "rebuild":
+            lq.rebuild(tmp_path, apply=True, config=config())
+        else:
+            lq.retain(tmp_path, lq.RetentionRules(keep_bytes=1), apply=True)
+    assert facts(tmp_path) == before
+
+
+def test_frames_do_not_show_which_hard_link_is_right(tmp_path: Path) -> None:
+    names = written(tmp_path)
+    folder = tmp_path / "commitlog"
+    (folder / names[-1]).write_bytes(bytes(SIZE))
+    (folder / f"{int(names[-1]) + SIZE:020d}").hardlink_to(folder / names[-1])
+    before = facts(tmp_path)
+    with pytest.raises(StoreUnavailable, match="the same file as"):
+        lq.recover(tmp_path, apply=True, config=config())
+    assert facts(tmp_path) == before
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_an_empty_file_has_a_name_that_another_file_needs(tmp_path: Path, opens: bool) -> None:
+    """A power cut during the swap of the first file's name and the name of the file ahead."""
+    names = written(tmp_path)
+    wanted = log_of(tmp_path)
+    folder = tmp_path / "commitlog"
+    ahead = folder / f"{int(names[-1]) + SIZE:020d}"
+    ahead.write_bytes(bytes(SIZE))
+    (folder / names[0]).rename(folder / f"{names[0]}.renaming")
+    (folder / names[0]).hardlink_to(ahead)
+    (tmp_path / "abort").touch()
+    found = {one.file: one.reason for one in lq.verify(tmp_path).findings}
+    words = f"it is a hard link to commitlog/{ahead.name}, and another file needs its name; "
+    assert found[f"commitlog/{names[0]}"] == f"{words}`logquarry recover` removes this link"
+    recovered(tmp_path, opens=opens)
+    assert {name: data for name, data in log_of(tmp_path).items() if any(data)} == wanted
+    assert not lq.verify(tmp_path).has_damage

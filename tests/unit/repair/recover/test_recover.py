@@ -19,7 +19,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CHECKPOINT, DURABLE
 from logquarry.read.log_end import known_damage
 from logquarry.repair.recover.loss import LossRefused
-from logquarry.repair.recover.plan import StepKind
+from logquarry.repair.recover.plan import RecoveryMode, StepKind
 from logquarry.testing.builder import StoreBuilder
 from tests.helpers.failing_disk import StoppedDisk
 from tests.helpers.files import leaves_nothing_open
@@ -162,13 +162,17 @@ def test_a_file_that_has_only_its_second_name_comes_back(tmp_path: Path) -> None
         assert len(bodies(store)) == COUNT
 
 
-def copied_live(tmp_path: Path, count: int, keys: str | None = None) -> Path:
+def copied_live(
+    tmp_path: Path, count: int, keys: str | None = None, *, is_flushed: bool = False
+) -> Path:
     """A copy of a store that a writer has open, after all of its messages are dispatched."""
     root = tmp_path / "s"
     with lq.MessageStore.open(tmp_path / "live", mode="rw", config=config()) as store:
         for number in range(count):
             store.put(lq.Message("t", b"%d" % number, keys=keys))
         assert store.wait_dispatched(timeout=60)
+        if is_flushed:
+            store.flush()
         shutil.copytree(store.root, root)
     return root
 
@@ -184,11 +188,73 @@ def test_a_file_in_the_middle_that_has_only_its_second_name(
     files[1].unlink()
     plan = lq.recover(root, config=config())
     assert plan.refused is None and plan.loss is None and plan.damage == ()
-    assert [step.file for step in plan.steps] == [f"commitlog/{files[1].name}"]
+    assert [step.file for step in plan.steps[:1]] == [f"commitlog/{files[1].name}"]
+    if repair is lq.recover:
+        assert plan.steps[1:] == lq.recover(root, apply=True, config=config()).steps
     repair(root, apply=True, config=config())
     lq.recover(root, apply=True, config=config())
     with lq.MessageStore.open(root, config=config()) as opened:
         assert bodies(opened) == [b"%d" % number for number in range(300)]
+
+
+@pytest.mark.parametrize("mode", ["safe", "rocketmq"])
+def test_a_plan_without_apply_shows_a_loss_that_stays_after_a_restore(
+    tmp_path: Path, mode: RecoveryMode
+) -> None:
+    root = copied_live(tmp_path, 900, is_flushed=True)
+    files = sorted((root / "commitlog").iterdir())
+    assert len(files) > 4
+    for file in files[1:3]:
+        file.unlink()
+    (root / ".logquarry" / "names" / "commitlog" / files[2].name).unlink()
+    (root / "lock").touch()
+    before = facts(root)
+    plan = lq.recover(root, mode=mode, config=config())
+    assert str(plan.steps[0]).startswith(f"restore: commitlog/{files[1].name}: ")
+    assert plan.refused is not None
+    assert f"commitlog/{files[2].name} is missing" in plan.refused
+    with pytest.raises(LossRefused, match=f"commitlog/{files[2].name} is missing") as refused:
+        lq.recover(root, mode=mode, apply=True, config=config())
+    if mode == "safe":
+        assert plan.loss == refused.value.loss
+        assert str(refused.value) == f"{root}: {plan.refused}"
+    with pytest.raises(LossRefused, match=f"commitlog/{files[2].name} is missing"):
+        lq.rebuild(root, config=config())
+    assert facts(root) == before
+    accepted = plan.loss.bytes if plan.loss is not None else 0
+    plan = lq.recover(root, mode=mode, config=config(), accept_loss=2 * accepted)
+    assert plan.refused is None
+    done = lq.recover(root, mode=mode, apply=True, config=config(), accept_loss=2 * accepted)
+    if mode == "safe":
+        assert done.steps == plan.steps[1:]
+
+
+@pytest.mark.parametrize("opens", [False, True])
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_a_missing_file_after_the_durable_offset_needs_consent(
+    tmp_path: Path, is_flushed: bool, opens: bool
+) -> None:
+    """The writer syncs a file's name before it uses the file, so no crash can lose only this file."""
+    root = copied_live(tmp_path, 900, is_flushed=is_flushed)
+    shutil.rmtree(root / ".logquarry" / "names")
+    files = sorted((root / "commitlog").iterdir())
+    assert len(files) > 4
+    files[2].unlink()
+    before = {path: data for path, data in facts(root).items() if not path.endswith("/lock")}
+    words = f"the log has no file for 32768 to 49152: commitlog/{files[2].name} is missing"
+    with pytest.raises(LossRefused, match=words) as refused:
+        if opens:
+            lq.MessageStore.open(root, mode="rw", config=config())
+        else:
+            lq.recover(root, apply=True, config=config())
+    assert {name: facts(root)[name] for name in before} == before
+    loss = refused.value.loss
+    assert loss.needs_consent
+    lq.recover(root, apply=True, config=config(), accept_loss=loss.bytes)
+    with lq.MessageStore.open(root, config=config()) as store:
+        left = [int(body) for body in bodies(store)]
+    assert left == [number for number in range(900) if number in set(left)]
+    assert 900 - len(left) == loss.messages
 
 
 def test_a_rebuild_checks_for_missing_files_after_it_restored_others(tmp_path: Path) -> None:

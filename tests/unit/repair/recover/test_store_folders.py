@@ -179,14 +179,16 @@ def soft(path: Path, to: Path) -> None:
 
 
 @pytest.mark.parametrize("opens", [False, True])
-@pytest.mark.parametrize("link", [hard, soft])
 @pytest.mark.parametrize(
-    ("name", "other"),
+    ("name", "other", "link"),
     [
-        (f"commitlog/{16_384:020d}", f"commitlog/{FILE}"),
-        (f"{QUEUE}/{FILE}", f"{QUEUE}/{400:020d}"),
-        (f"{QUEUE}/{FILE}", f"consumequeue/t/1/{FILE}"),
-        (f"{QUEUE}/{FILE}", f"commitlog/{FILE}"),
+        (f"commitlog/{16_384:020d}", f"commitlog/{FILE}", soft),
+        (f"{QUEUE}/{FILE}", f"{QUEUE}/{400:020d}", hard),
+        (f"{QUEUE}/{FILE}", f"{QUEUE}/{400:020d}", soft),
+        (f"{QUEUE}/{FILE}", f"consumequeue/t/1/{FILE}", hard),
+        (f"{QUEUE}/{FILE}", f"consumequeue/t/1/{FILE}", soft),
+        (f"{QUEUE}/{FILE}", f"commitlog/{FILE}", hard),
+        (f"{QUEUE}/{FILE}", f"commitlog/{FILE}", soft),
     ],
 )
 def test_one_file_has_two_names(
