@@ -234,7 +234,7 @@ def test_a_plan_without_apply_shows_a_loss_that_stays_after_a_restore(
 def test_a_missing_file_after_the_durable_offset_needs_consent(
     tmp_path: Path, is_flushed: bool, opens: bool
 ) -> None:
-    """The writer syncs a file's name before it uses the file, so no crash can lose only this file."""
+    """The writer syncs a file's name before it uses the file: no crash can lose only this file."""
     root = copied_live(tmp_path, 900, is_flushed=is_flushed)
     shutil.rmtree(root / ".logquarry" / "names")
     files = sorted((root / "commitlog").iterdir())
