@@ -342,11 +342,11 @@ class LocalFileSystem(FileSystem):
 
 
 class RestoredFileSystem(LocalFileSystem):
-    """A folder as it will be after some of its files get their names back.
+    """A folder as it will be after missing files and folders get their names back.
 
     Args:
-        restored: maps the path of each missing file to the path of its hard link, both below the
-            root.
+        restored: maps the path of each missing file, or of each missing folder in the root, to its
+            present path. Both paths are below the root.
     """
 
     def __init__(self, root: str | os.PathLike[str], restored: Mapping[str, str]) -> None:
@@ -354,14 +354,21 @@ class RestoredFileSystem(LocalFileSystem):
         self._restored = restored
 
     def _path(self, path: str) -> str:
-        return super()._path(self._restored.get(path, path))
+        top, _, rest = path.partition("/")
+        present = self._restored.get(path if top not in self._restored else top, path)
+        return super()._path(f"{present}/{rest}" if top in self._restored else present)
+
+    def full_path(self, path: str) -> str:
+        is_in_folder = path.partition("/")[0] in self._restored
+        return self._path(path) if is_in_folder else super().full_path(path)
 
     def list(self, path: str) -> list[Entry]:
         found = {entry.name: entry for entry in super().list(path)}
         for name in self._restored:
             folder, _, base = name.rpartition("/")
+            status = os.stat(self._path(name))  # noqa: PTH116
             if folder == path:
-                found[base] = Entry(base, False, self.open(name).size)
+                found[base] = Entry(base, stat.S_ISDIR(status.st_mode), status.st_size)
             elif not path:
                 found.setdefault(folder, Entry(folder, True, 0))
         return sorted(found.values())

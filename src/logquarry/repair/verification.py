@@ -45,7 +45,7 @@ from logquarry.repair.audit.runs import FrameFacts, SoundParts, audited
 from logquarry.repair.audit.timer_files import timer_faults
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.recover.loss import LossSearch, replaced_files
-from logquarry.repair.recover.wrong_names import wrong_links
+from logquarry.repair.recover.wrong_names import what_helps, wrong_links
 from logquarry.text import plural
 
 _COMES_AND_GOES: Final = frozenset(
@@ -302,14 +302,13 @@ class _Verification:
         unproved = unproved_start(self.layout.filesystem, log.files)
         if unproved is not None:
             self.report.add("log_start", log.files[0].path, log.start, unproved)
-        links = wrong_links(self.layout)
+        links, helps = wrong_links(self.layout), what_helps(self.layout)
         wrong = [(one.path, one.base, one.reason, "renames it") for one in names.renames]
         wrong += [(path, 0, why, "moves it to quarantine") for path, why, _ in names.strangers]
         for path, base, why, does in wrong:
-            reason = f"{why}; `logquarry recover` {does}"
-            if path in links:
-                reason = f"{links[path]}; `logquarry recover` removes this link"
-            self.report.add("misnamed_file", path, base, reason)
+            reason, done = (links[path], "removes this link") if path in links else (why, does)
+            step = helps or f"`logquarry recover` {done}"
+            self.report.add("misnamed_file", path, base, f"{reason}; {step}")
         for path, reason in names.doubts:
             self.report.add("misnamed_file", path, 0, reason)
         verify_files.check_entry_files(self.layout, self.report)

@@ -287,6 +287,19 @@ def test_two_different_files_for_one_place_are_left_alone(store: Path) -> None:
     assert log_of(store) == before
     report = verify_store(StoreLayout.open(store))
     assert report.by_kind["misnamed_file"] == 2
+    first, doubt = (one for one in report.findings if one.kind == "misnamed_file")
+    words = f"; `logquarry recover` refuses the store until you do what the finding of {doubt.file}"
+    assert first.reason.endswith(f"{words} says")
+
+
+def test_verify_does_not_recommend_a_recovery_that_the_store_does_not_allow(store: Path) -> None:
+    rename(store, CASES["first two swapped"])
+    (store / "epochFileCheckpoint").write_bytes(b"")
+    assert "controller" in str(lq.recover(store, config=config()).refused)
+    report = verify_store(StoreLayout.open(store))
+    found = [one.reason for one in report.findings if one.kind == "misnamed_file"]
+    words = "; `logquarry recover` does not support this store; `logquarry salvage` reads"
+    assert len(found) == 2 and all(words in reason for reason in found)
 
 
 def test_a_file_of_another_store_gets_no_place(store: Path, tmp_path: Path) -> None:

@@ -7,19 +7,17 @@ are built, and a later call finishes the renames. :func:`replace_queues` builds 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from logquarry.arguments import Clock, Progress
 from logquarry.config import StoreConfig
-from logquarry.disk.disk import Disk, free_path
+from logquarry.disk.disk import Disk
 from logquarry.disk.folders import alone_in
 from logquarry.errors import CorruptFile, UsageError
 from logquarry.log.batches import ahead
@@ -33,15 +31,15 @@ from logquarry.log.store_files import (
     INDEX,
     REBUILD,
     SALVAGE,
-    quarantine,
 )
 from logquarry.log.walk import DamagedSpan
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.rocksdb_queue import ROCKSDB_FOLDERS, QueueDb, require_package, rocksdb_folders
+from logquarry.read.rocksdb_queue import QueueDb, require_package, rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import AuditedQueue, queue_name
 from logquarry.repair.audit.log import KnownBounds, LogAudit
 from logquarry.repair.audit.other_queues import wrong_end
+from logquarry.repair.rebuild.in_place import COMPLETE, bring_out_cut_off, swap
 from logquarry.repair.rebuild.other_queues import BatchFiles, RocksFiles
 from logquarry.repair.rebuild.queue_files import IndexFiles, LeftOut, OldQueues, QueueFiles
 from logquarry.systems import read_file
@@ -316,9 +314,6 @@ def _build(job: BuildJob, progress: Progress | None) -> Built:
     return Built(queues) if index is None else Built(queues, index.files, index.keys)
 
 
-COMPLETE: Final = "complete"
-
-
 def check_into(root: Path, target: Path, names: Iterable[str]) -> Path:
     """Return ``target``. Raises UsageError if ``target`` cannot receive the folders ``names``."""
     if lies_in_store(target, root):
@@ -374,57 +369,6 @@ def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
                     f"{target / name}: an interrupted rebuild was complete and is in place now; a "
                     "rebuild overwrites nothing"
                 )
-
-
-def bring_out_cut_off(target: Path, disk: Disk) -> bool:
-    """Finish the renames of an interrupted rebuild; return whether there was a complete build."""
-    build = target / REBUILD
-    if not (build / COMPLETE).is_file():
-        return False
-    for name in dict.fromkeys((CONSUME_QUEUE, *ROCKSDB_FOLDERS, BATCH_QUEUE, INDEX)):
-        if (build / name).is_dir() and not (target / name).exists():
-            _rename(disk, build / name, target / name)
-    shutil.rmtree(build)
-    remove_empty(build.parent)
-    return True
-
-
-def swap(
-    build: Path, target: Path, names: Sequence[str], command: str, now_ms: int, disk: Disk
-) -> tuple[Path | None, Path]:
-    """Move the old folders to quarantine, and the new folders into place. Return two values: the
-    folder with the old folders, None if there were none; and the path of the quarantine folder,
-    which exists only if a folder was moved there.
-    """
-    stamp = datetime.fromtimestamp(now_ms / 1000, UTC)
-    aside = free_path(quarantine(target, f"{command}-{stamp:%Y%m%dT%H%M%SZ}"))
-    for name in names:
-        place, old = target / name, aside / name
-        try:
-            if place.exists():
-                disk.make_folders(aside)
-                _rename(disk, place, old)
-            _rename(disk, build / name, place)
-        except BaseException:
-            # Undo the first rename, also after Ctrl-C: the store has its old folder again.
-            if old.exists() and not place.exists():
-                _rename(disk, old, place)
-            raise
-    return aside if aside.exists() else None, aside
-
-
-def _rename(disk: Disk, folder: Path, to: Path) -> None:
-    with disk.refusing(to):
-        disk.rename(folder, to)
-    disk.sync_names(to.parent)
-    disk.sync_names(folder.parent)
-
-
-def remove_empty(*folders: Path) -> None:
-    """Remove the folders that are empty."""
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
 
 
 def folder_to_recover(layout: StoreLayout) -> str | None:

@@ -56,21 +56,18 @@ from logquarry.repair.audit.harmed_frames import HarmedIds, HarmedTypes
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.build import (
-    COMPLETE,
     Builder,
     BuildJob,
     FileCount,
     QueueReport,
     RebuildReport,
-    bring_out_cut_off,
     build_here,
     check_into,
     finish_cut_off,
     made_of,
-    remove_empty,
-    swap,
     write_note,
 )
+from logquarry.repair.rebuild.in_place import COMPLETE, bring_out_cut_off, remove_empty, swap
 from logquarry.repair.rebuild.other_queues import (
     BatchFiles,
     BuiltBatchQueue,

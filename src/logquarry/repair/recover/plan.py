@@ -35,8 +35,10 @@ class StepKind(Enum):
     """The kind of a step."""
 
     RESTORE = "restore"
-    """Restore the name of a file that has only its second name. Only plans that are not applied
-    have this step. In mode ``rocketmq``, such a plan lacks the steps that follow."""
+    """Restore the name of a file that has only its second name, or move a folder of an interrupted
+    rebuild into place. Only plans that are not applied have this step. In mode ``rocketmq``, such a
+    plan lacks the steps that follow.
+    """
     RENAME = "rename"
     """Rename a log file: its frames show the right name. The step's ``offset`` is this name."""
     CUT = "cut"

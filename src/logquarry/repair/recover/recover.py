@@ -26,7 +26,7 @@ from logquarry.log.store_files import ABORT, CHECKPOINT, DAMAGE, DURABLE, SETTIN
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_end import known_damage
 from logquarry.repair.audit.log import are_stale_bytes
-from logquarry.repair.rebuild.build import bring_out_cut_off
+from logquarry.repair.rebuild.in_place import brought_out, built_folders
 from logquarry.repair.recover.apply import apply_safe
 from logquarry.repair.recover.loss import LossSearch, missing_files, require_consent
 from logquarry.repair.recover.open_check import find_store, restored_files, settled_names
@@ -93,7 +93,7 @@ def recover(
         if layout.is_live():
             raise StoreUnavailable(f"{root}: {held_by(root)}")
         check_places(root)
-        restored = restored_files(layout, settings, disk or Disk())
+        restored = restored_files(layout, settings, disk or Disk()) | built_folders(root)
         plan = _planned(root, mode, settings, progress, restored)
         if unsupported is not None:
             reason = str(unsupported).removeprefix(f"{root}: ")
@@ -111,8 +111,7 @@ def recover(
     lock = StoreLock(disk, root)
     try:
         check_entries(root, settings, removes_links=mode == "safe")
-        bring_out_cut_off(root, disk)
-        with settled_names(layout, settings, disk):
+        with brought_out(root, disk), settled_names(layout, settings, disk):
             plan = _planned(root, mode, settings, progress)
             _require_possible(plan, accept_loss)
         if plan.is_needed:
@@ -172,6 +171,8 @@ def _planned(
     steps = Steps()
     for path, link in restored.items():
         reason = f"only its second name is left: {link}"
+        if path in layout.folders:
+            reason = f"an interrupted rebuild made it: {link}"
         if mode == "rocketmq":
             reason += "; the other steps are planned after this step"
         steps.add(StepKind.RESTORE, path, reason)

@@ -18,7 +18,25 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.log_names import MOST_GAP, right_path
 from logquarry.log.store_files import FileSequence, StoreFile
 from logquarry.read.commit_log import CommitLog
+from logquarry.read.fence import Action, refusal
 from logquarry.read.store_sizes import message_behind, require_stated_size
+
+
+def what_helps(layout: StoreLayout) -> str | None:
+    """Return what a user must do about wrong names if a recovery refuses the store, else None."""
+    names = layout.log_names
+    if names.are_right and not names.strangers:
+        return None
+    if refusal(layout, Action.RECOVER) is not None:
+        reads = "`logquarry salvage` reads the log files at their right offsets"
+        return f"`logquarry recover` does not support this store; {reads}"
+    for path, _ in names.doubts:
+        return f"`logquarry recover` refuses the store until you do what the finding of {path} says"
+    try:
+        misnamed_files(layout)
+    except StoreUnavailable as error:
+        return f"`logquarry recover` refuses the store: {error}"
+    return None
 
 
 def wrong_links(layout: StoreLayout) -> dict[str, str]:

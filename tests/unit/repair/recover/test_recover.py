@@ -229,6 +229,42 @@ def test_a_plan_without_apply_shows_a_loss_that_stays_after_a_restore(
         assert done.steps == plan.steps[1:]
 
 
+@pytest.mark.parametrize("mode", ["safe", "rocketmq"])
+def test_a_refusal_leaves_an_interrupted_rebuild(tmp_path: Path, mode: RecoveryMode) -> None:
+    with opened(tmp_path) as store:
+        for number in range(120):
+            store.put(lq.Message("t", b"%03d" % number * 200, keys=f"k{number}"))
+        store.wait_dispatched()
+    build = tmp_path / ".logquarry" / "rebuild"
+    build.mkdir()
+    for name in ("consumequeue", "index"):
+        (tmp_path / name).rename(build / name)
+    (build / "complete").write_bytes(b"complete\n")
+    gone = sorted((tmp_path / "commitlog").iterdir())[2]
+    data = gone.read_bytes()
+    gone.unlink()
+    (tmp_path / "lock").touch()
+    before = facts(tmp_path)
+    plan = lq.recover(tmp_path, mode=mode, config=config())
+    assert [str(step) for step in plan.steps[:2]] == [
+        f"restore: {name}: an interrupted rebuild made it: .logquarry/rebuild/{name}"
+        + ("" if mode == "safe" else "; the other steps are planned after this step")
+        for name in ("consumequeue", "index")
+    ]
+    assert plan.refused is not None and f"commitlog/{gone.name} is missing" in plan.refused
+    with pytest.raises(LossRefused, match=f"commitlog/{gone.name} is missing.*Nothing was changed"):
+        lq.recover(tmp_path, mode=mode, apply=True, config=config())
+    assert facts(tmp_path) == before
+    gone.write_bytes(data)
+    plan = lq.recover(tmp_path, mode=mode, config=config())
+    assert plan.refused is None and len(plan.steps) == 2
+    lq.recover(tmp_path, mode=mode, apply=True, config=config())
+    assert not build.exists()
+    assert not lq.recover(tmp_path, mode=mode, config=config()).is_needed
+    with opened(tmp_path) as store:
+        assert len(bodies(store)) == 120
+
+
 @pytest.mark.parametrize("opens", [False, True])
 @pytest.mark.parametrize("is_flushed", [False, True])
 def test_a_missing_file_after_the_durable_offset_needs_consent(

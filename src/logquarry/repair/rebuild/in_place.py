@@ -1,0 +1,95 @@
+"""Moves the folders that a rebuild has built into place, and the old folders to quarantine."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from logquarry.disk.disk import Disk, free_path
+from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, INDEX, REBUILD, quarantine
+from logquarry.read.rocksdb_queue import ROCKSDB_FOLDERS
+
+COMPLETE: Final = "complete"
+"""If this file exists in the folder of a build, all files are built."""
+
+
+def built_folders(target: Path) -> dict[str, str]:
+    """Return the folders that an interrupted rebuild has built, but not moved into place, as path
+    -> present path, both below ``target``.
+    """
+    build = target / REBUILD
+    if not (build / COMPLETE).is_file():
+        return {}
+    return {
+        name: f"{REBUILD}/{name}"
+        for name in dict.fromkeys((CONSUME_QUEUE, *ROCKSDB_FOLDERS, BATCH_QUEUE, INDEX))
+        if (build / name).is_dir() and not (target / name).exists()
+    }
+
+
+@contextlib.contextmanager
+def brought_out(target: Path, disk: Disk) -> Iterator[bool]:
+    """Context manager: finish the renames of an interrupted rebuild. Yield whether there was a
+    complete build. If the block raises an error or is interrupted, undo the renames.
+    """
+    build, moved = target / REBUILD, built_folders(target)
+    is_complete = (build / COMPLETE).is_file()
+    for name, place in moved.items():
+        _rename(disk, target / place, target / name)
+    try:
+        yield is_complete
+    except BaseException:
+        for name, place in moved.items():
+            _rename(disk, target / name, target / place)
+        raise
+    if is_complete:
+        shutil.rmtree(build)
+        remove_empty(build.parent)
+
+
+def bring_out_cut_off(target: Path, disk: Disk) -> bool:
+    """Finish the renames of an interrupted rebuild; return whether there was a complete build."""
+    with brought_out(target, disk) as is_complete:
+        return is_complete
+
+
+def swap(
+    build: Path, target: Path, names: Sequence[str], command: str, now_ms: int, disk: Disk
+) -> tuple[Path | None, Path]:
+    """Move the old folders to quarantine, and the new folders into place. Return two values: the
+    folder with the old folders, None if there were none; and the path of the quarantine folder,
+    which exists only if a folder was moved there.
+    """
+    stamp = datetime.fromtimestamp(now_ms / 1000, UTC)
+    aside = free_path(quarantine(target, f"{command}-{stamp:%Y%m%dT%H%M%SZ}"))
+    for name in names:
+        place, old = target / name, aside / name
+        try:
+            if place.exists():
+                disk.make_folders(aside)
+                _rename(disk, place, old)
+            _rename(disk, build / name, place)
+        except BaseException:
+            # Undo the first rename, also after Ctrl-C: the store has its old folder again.
+            if old.exists() and not place.exists():
+                _rename(disk, old, place)
+            raise
+    return aside if aside.exists() else None, aside
+
+
+def _rename(disk: Disk, folder: Path, to: Path) -> None:
+    with disk.refusing(to):
+        disk.rename(folder, to)
+    disk.sync_names(to.parent)
+    disk.sync_names(folder.parent)
+
+
+def remove_empty(*folders: Path) -> None:
+    """Remove the folders that are empty."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
