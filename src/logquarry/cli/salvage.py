@@ -185,8 +185,8 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
 
 
 def _loss(plan: SalvagePlan, listed: int) -> str:
-    """Describe the messages that a salvage does not save. ``listed`` is the number of messages in
-    the list by queue.
+    """Describe the messages that a salvage does not save. ``listed`` is the sum of the counts
+    that the table of queues shows.
     """
     from logquarry.repair.salvage.losses import HARMED_QUEUE_ID
 

@@ -58,8 +58,8 @@ def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
     if header.entry_count <= 1 or room < SLOT.size + ENTRY.size or view.size > _LARGEST_SEARCHED:
         return None
     data = view.window(0, view.size)
-    # With a wrong number of slots, almost no entry is valid. So if most entries are valid with a
-    # number of slots, this number is right, even if the file is damaged.
+    # With a wrong number of slots, almost no entry is valid. So a candidate for the number of slots
+    # is right if it makes most entries valid, even if the file is damaged.
     enough: int | None = None
     for slots in _guesses(data, header):
         share = _share_that_fits(data, header, slots)

@@ -127,7 +127,8 @@ def _again(
     spans: Iterable[tuple[int, int]],
     take: Callable[[Window, Followed], T],
 ) -> Iterator[T]:
-    """Read runs again, without CRC checks, and yield what ``take`` returns for their frames."""
+    """Read the given runs a second time, without CRC checks. Yield what ``take`` returns for their
+    frames."""
     reader = StretchReader(layout, check_crc=False, keys=layout.config.index_keys)
     for start, end in spans:
         at = start

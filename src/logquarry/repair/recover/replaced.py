@@ -60,7 +60,8 @@ class ReplacedFiles:
         self._queues: Mapping[QueueKey, Queue] = {q.key: q for q in queues}
         self._is_expected = is_expected
         self._known = known
-        # Queues with entries that do not point to a frame: their other entries are weaker evidence.
+        # These queues have entries that do not point to a frame, so their other entries can be
+        # wrong too.
         self._doubtful: set[QueueKey] = set()
 
     def frames(self, dropped: Mapping[QueueKey, int] | None) -> Frames:

@@ -288,7 +288,7 @@ class StagedLoad:
 
     def after(self, place: int, size: int) -> int | None:
         """Skip whole frames of ``size`` bytes in total; return the place after them. Return None if
-        no whole frames have this total size, or if no frame follows them.
+        no frame ends there, or if this is the end of the segment.
         """
         end = place + size
         while place < min(end, self.end) and (frame := self.frame(place)):
