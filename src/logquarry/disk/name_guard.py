@@ -53,7 +53,7 @@ class NameGuard:
                 # Another program has just deleted the file. The caller detects the deletion.
                 return
             except OSError as error:
-                logger.info("%s: no second name: %s", path, error.strerror)
+                logger.info("%s: no hard link: %s", path, error.strerror)
                 return
             self._paths = (*self._paths, path)
 
@@ -159,12 +159,9 @@ class NameGuard:
         Args:
             folders: all folders of the log, and possibly the folder of the index.
         """
-        back: list[Path] = []
         foreign = self._of_other_size(folders)
-        left_out = self._expired(folders) | foreign
-        for folder in folders:
-            self._paths = self._restorable(folder, left_out)
-            back += self.check()
+        self._paths = tuple(self.lost(folders))
+        back = self.check()
         try:
             yield back
         except BaseException:
@@ -179,19 +176,20 @@ class NameGuard:
         self.discard(folders)
 
     def lost(self, folders: Sequence[Path]) -> list[Path]:
-        """Return the first names that :meth:`restored` would restore."""
+        """Return the own names that :meth:`restored` restores."""
         left_out = self._expired(folders) | self._of_other_size(folders)
-        paths = (path for folder in folders for path in self._restorable(folder, left_out))
-        return [path for path in paths if not path.exists()]
-
-    def _restorable(self, folder: Path, left_out: set[Path]) -> tuple[Path, ...]:
-        second = links_of(folder)
-        named = _files_in(folder)
-        return tuple(
-            folder / name
-            for name in self._disk.names_in(second)
-            if folder / name not in left_out and _file_at(second / name) not in named
-        )
+        found: list[Path] = []
+        for folder in folders:
+            links, named = links_of(folder), _files_in(folder)
+            paths = (folder / name for name in self._disk.names_in(links))
+            found += (
+                path
+                for path in paths
+                if path not in left_out
+                and _file_at(link_of(path)) not in named
+                and self._is_lost(path)
+            )
+        return found
 
     def discard(self, folders: Sequence[Path], *, keeps_lost: bool = False) -> None:
         """Remove all hard links durably, without restoring files.
@@ -204,16 +202,16 @@ class NameGuard:
         """
         expired = self._expired(folders) if keeps_lost else set()
         for folder in folders:
-            second = links_of(folder)
-            names = self._disk.names_in(second)
+            links = links_of(folder)
+            names = self._disk.names_in(links)
             for name in names:
                 path = folder / name
                 is_kept = keeps_lost and path not in expired and _is_only_name(path)
-                if is_kept or _differs(path, second / name):
+                if is_kept or _differs(path, links / name):
                     self._set_aside(path)
                 self.release(folder / name)
-            if not names and second.is_dir():
-                self._disk.sync_names(second)
+            if not names and links.is_dir():
+                self._disk.sync_names(links)
 
     def _set_aside(self, path: Path) -> None:
         """Move the hard link to quarantine. ``path`` is the file's own name."""
@@ -242,8 +240,8 @@ class NameGuard:
         """
         sizes: list[int] = []
         lost: dict[Path, int] = {}
-        for path, is_second, size in self._log_names(folders):
-            if size is not None and not is_second:
+        for path, is_link, size in self._log_names(folders):
+            if size is not None and not is_link:
                 sizes.append(size)
             elif size is not None:
                 with contextlib.suppress(OSError):
@@ -263,9 +261,9 @@ class NameGuard:
         lost: dict[int, Path] = {}
         found: list[int] = []
         largest = 0
-        for path, is_second, size in self._log_names(folders):
+        for path, is_link, size in self._log_names(folders):
             largest = max(largest, size or 0)
-            if is_second:
+            if is_link:
                 lost[int(path.name)] = path
             else:
                 found.append(int(path.name))
@@ -279,14 +277,14 @@ class NameGuard:
         return expired
 
 
-def _differs(first: Path, second: Path) -> bool:
+def _differs(path: Path, link: Path) -> bool:
     # Whether the hard link's path has another file with other bytes, and this file has no other
     # name.
     try:
         return (
-            second.stat().st_nlink == 1
-            and not first.samefile(second)
-            and not filecmp.cmp(first, second, shallow=False)
+            link.stat().st_nlink == 1
+            and not path.samefile(link)
+            and not filecmp.cmp(path, link, shallow=False)
         )
     except OSError:
         # The file's own name is missing, or the disk cannot read one of the files.
@@ -297,10 +295,10 @@ def _is_only_name(path: Path) -> bool:
     # Whether a file has lost its own name, has no other name than its hard link, and is not empty.
     # The first bytes of a log file or index file are zeros until the file is used.
     try:
-        second = link_of(path)
-        if path.exists() or second.stat().st_nlink != 1:
+        link = link_of(path)
+        if path.exists() or link.stat().st_nlink != 1:
             return False
-        with second.open("rb") as file:
+        with link.open("rb") as file:
             return any(file.read(_FIRST_BYTES))
     except OSError:
         # The disk cannot read the file.

@@ -9,7 +9,7 @@ previous one ends. Frames after this end are stale: an earlier truncation left t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ from logquarry.dialect31.open_transactions import TransactionsFound
 from logquarry.dialect31.state_table import find_transactions
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile
-from logquarry.disk.name_guard import link_of
+from logquarry.disk.name_guard import NameGuard, link_of
 from logquarry.errors import CorruptFile, StoreError, StoreNotFound, StoreUnavailable, reason_of
 from logquarry.format.frame import Frame
 from logquarry.format.properties import INNER_MULTI_QUEUE_OFFSET
@@ -61,9 +61,7 @@ from logquarry.repair.recover.store_folders import (
     check_entries,
     check_listed,
     discard_names,
-    lost_names,
-    names_to_restore,
-    restored_names,
+    named_folders,
     sync_files,
 )
 from logquarry.repair.recover.wrong_names import wrong_links
@@ -310,39 +308,45 @@ def recovered_store(
 
 @contextlib.contextmanager
 def settled_names(layout: StoreLayout, config: StoreConfig, disk: Disk) -> Iterator[None]:
-    """Context manager: if the store lacks files, restore them from their hard links in
-    ``.logquarry/`` (:func:`restored_names`). At the end of the block, remove these hard links.
+    """Context manager: restore missing files of the log and the index from their hard links.
 
-    If the block raises an error or is interrupted, files and hard links are as they were before
-    the block. The caller must hold the store's lock.
+    While a store is open, each file of its log, and each index file that is not yet full and
+    synced, also has a hard link in ``.logquarry/``. After a crash, the file may be missing, and
+    only the hard link may be left. At the end of the block, all these hard links are removed:
+    otherwise, a file that a recovery moves to quarantine would be restored later. If the block
+    raises an error or is interrupted, files and hard links are as they were before the block.
+
+    The caller must hold the store's lock.
     """
-    root = Path(layout.root)
-    are_foreign = _are_foreign(layout, config)
-    with contextlib.nullcontext() if are_foreign else restored_names(layout, disk):
+    root, guard = Path(layout.root), NameGuard(disk)
+    folders = named_folders(root, layout.log_folders)
+    if _are_foreign(layout, config, guard.lost(folders)):
         yield
-    if are_foreign:
         discard_names(root, layout.log_folders, disk)
+    else:
+        with guard.restored(folders):
+            yield
 
 
 def restored_files(layout: StoreLayout, config: StoreConfig, disk: Disk) -> dict[str, str]:
     """Return the files that :func:`settled_names` would restore, as path -> path of the hard link,
     both below the root. The store is not changed.
     """
-    lost = [] if _are_foreign(layout, config) else names_to_restore(layout, disk)
     root = Path(layout.root)
+    lost = NameGuard(disk).lost(named_folders(root, layout.log_folders))
+    if _are_foreign(layout, config, lost):
+        return {}
     return {str(path.relative_to(root)): str(link_of(path).relative_to(root)) for path in lost}
 
 
-def _are_foreign(layout: StoreLayout, config: StoreConfig) -> bool:
-    """Whether some files are missing except for their hard links, and none of these files belongs
-    to the store.
+def _are_foreign(layout: StoreLayout, config: StoreConfig, lost: Sequence[Path]) -> bool:
+    """Whether the files ``lost``, which have only their hard links, do not belong to the store.
 
     After a crash, the queues may not show yet that a missing file has messages. But the writer
     begins a log file only after the previous file is full. So if the log ends before zeros in one
     of its files, later files belong to another state of the store, or to another store.
     """
     root = Path(layout.root)
-    lost = lost_names(root, layout.log_folders)
     if not lost:
         return False
     try:

@@ -35,7 +35,7 @@ class StepKind(Enum):
     """The kind of a step."""
 
     RESTORE = "restore"
-    """Restore the name of a file that has only its second name, or move a folder of an interrupted
+    """Restore the name of a file that has only its hard link, or move a folder of an interrupted
     rebuild into place. Only plans that are not applied have this step. In mode ``rocketmq``, such a
     plan lacks the steps that follow.
     """

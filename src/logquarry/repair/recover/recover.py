@@ -170,7 +170,7 @@ def _planned(
             plan = dataclasses.replace(plan, steps=())
     steps = Steps()
     for path, link in restored.items():
-        reason = f"only its second name is left: {link}"
+        reason = f"only its hard link is left: {link}"
         if path in layout.folders:
             reason = f"an interrupted rebuild made it: {link}"
         if mode == "rocketmq":

@@ -11,7 +11,6 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -90,35 +89,9 @@ def check_entries(root: Path, config: StoreConfig, *, removes_links: bool = Fals
         _check_once(path, _check(path), places)
 
 
-def lost_names(root: Path, log_folders: LogFolders) -> list[Path]:
-    """Return the paths of missing files of the log and the index of which a hard link is left."""
-    return [
-        folder / path.name
-        for folder in _named_folders(root, log_folders)
-        for path in links_of(folder).glob("*")
-        if not (folder / path.name).exists()
-    ]
-
-
-def _named_folders(root: Path, log_folders: LogFolders) -> list[Path]:
+def named_folders(root: Path, log_folders: LogFolders) -> list[Path]:
+    """Return the folders whose files can have hard links in ``.logquarry/names/``."""
     return [*log_paths(root, log_folders), root / store_files.INDEX]
-
-
-def restored_names(layout: StoreLayout, disk: Disk) -> AbstractContextManager[list[Path]]:
-    """Context manager: restore missing files of the log and the index from their hard links.
-
-    While a store is open, each file of its log, and each index file that is not yet full and
-    synced, also has a hard link in ``.logquarry/``. After a crash, the file may be missing, and
-    only the hard link may be left. At the end of the block, all these hard links are removed:
-    otherwise, a file that a recovery moves to quarantine would be restored later. If the block
-    raises an error or is interrupted, files and hard links are as they were before the block.
-    """
-    return NameGuard(disk).restored(_named_folders(Path(layout.root), layout.log_folders))
-
-
-def names_to_restore(layout: StoreLayout, disk: Disk) -> list[Path]:
-    """Return the names that :func:`restored_names` would restore."""
-    return NameGuard(disk).lost(_named_folders(Path(layout.root), layout.log_folders))
 
 
 def layout_with(root: Path, config: StoreConfig, restored: Mapping[str, str]) -> StoreLayout:
@@ -131,14 +104,13 @@ def layout_with(root: Path, config: StoreConfig, restored: Mapping[str, str]) ->
 
 
 def discard_names(root: Path, log_folders: LogFolders, disk: Disk) -> None:
-    """Remove the hard links of a store that needs no recovery (see :func:`restored_names`), without
-    restoring files.
+    """Remove the hard links of a store that needs no recovery, without restoring files.
 
     A sound store lacks no file. So a file of which only the hard link is left belongs to another
     state of the store, or to another store: for example, the user has put back the store's files
     from a backup, but has kept `.logquarry/`. Such a file is moved to quarantine.
     """
-    folders = _named_folders(root, log_folders)
+    folders = named_folders(root, log_folders)
     if any(any(links_of(folder).glob("*")) for folder in folders):
         NameGuard(disk).discard(folders, keeps_lost=True)
 
@@ -154,25 +126,25 @@ def check_places(root: Path) -> None:
     for name in _OWN_FILES:
         _check_opens(root / name)
     for name in (store_files.COMMIT_LOG, store_files.INDEX):
-        _check_second_names(root / name)
+        _check_links_of(root / name)
 
 
-def _check_second_names(folder: Path) -> None:
+def _check_links_of(folder: Path) -> None:
     """Check that the hard links to a folder's files can be listed.
 
     Recovery and retention list and remove these hard links before they change other files. A
     recovery's plan has no step for this removal.
     """
-    second = links_of(folder)
-    for path in (second.parent, second):
+    links = links_of(folder)
+    for path in (links.parent, links):
         _check(path, is_folder=True)
     try:
-        os.scandir(second).close()
+        os.scandir(links).close()
     except (FileNotFoundError, NotADirectoryError):
         pass  # If a folder above the store is a file, the opening of the store names this file.
     except OSError as error:
         reason = f"it cannot be read: {error.strerror}: make it readable, or move it away"
-        raise WrongEntry(second, reason) from error
+        raise WrongEntry(links, reason) from error
 
 
 def check_config_links(root: Path) -> None:
@@ -206,7 +178,7 @@ def check_log(
     _check(store_files.quarantine(root), is_folder=True)
     for folder in log_paths(root, layout.log_folders):
         _check(folder, is_folder=True)
-        _check_second_names(folder)
+        _check_links_of(folder)
         for path in _entries(folder):
             _check_numbered(path, places, is_removed)
     return places

@@ -359,7 +359,7 @@ class _Planner:
             raise _Stays(f"{full}; {most:.1%} are allowed")
         freed = freed_bytes(self._root / file.path)
         if not freed:
-            raise _Stays("it has a second name (hard link): deleting it frees no space")
+            raise _Stays("another path is a hard link to it: deleting it frees no space")
         return f"{full}, more than {most:.1%}", disk.without(freed)
 
     # -------------------------------------------------------------------------- queues and index

@@ -156,6 +156,8 @@ def test_a_file_that_has_only_its_second_name_comes_back(tmp_path: Path) -> None
         StepKind.RESTORE,
         f"commitlog/{second.name}",
     )
+    link = f".logquarry/names/commitlog/{second.name}"
+    assert plan.steps[0].reason == f"only its hard link is left: {link}"
     assert not (root / "commitlog" / second.name).exists()
     lq.recover(root, apply=True)
     with lq.MessageStore.open(root) as store:
