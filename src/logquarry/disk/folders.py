@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -318,28 +320,81 @@ class TopicFolders:
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk = disk
         self._folder = folder
-        self._ignores_case: bool | None = None
-        self._spellings: dict[str, str] = {}
+
+    @cached_property
+    def ignores_case(self) -> bool:
+        """Whether two names in the folder can differ only in upper and lower case. Raises
+        StoreUnavailable if the folder cannot be read.
+        """
+        with self._disk.refusing(self._folder):
+            return ignores_case(self._folder)
+
+    @cached_property
+    def _spellings(self) -> dict[str, str]:
+        with self._disk.refusing(self._folder):
+            return {_folded(name): name for name in _names_in(self._folder)}
+
+    def owner(self, topic: str) -> str:
+        """Return the topic that has the folder of a topic: the topic itself, or another topic."""
+        return self._spellings.setdefault(_folded(topic), topic) if self.ignores_case else topic
 
     def require_own(self, topic: str) -> None:
         """Raise StoreUnavailable if another topic has the folder of a topic."""
-        if self._ignores_case is None:
-            with self._disk.refusing(self._folder):
-                try:
-                    names = os.listdir(self._folder)  # noqa: PTH208
-                except FileNotFoundError:
-                    return  # This is the first topic.
-                self._ignores_case = self._folder.with_name(self._folder.name.swapcase()).exists()
-            self._spellings = {_folded(name): name for name in names}
-        if not self._ignores_case:
-            return
-        other = self._spellings.setdefault(_folded(topic), topic)
+        other = self.owner(topic)
         if other != topic:
             raise StoreUnavailable(
                 f"{self._folder / topic}: topic {other} already has this folder, because the file "
                 "system ignores upper and lower case. No message is lost: close the store, and "
                 "copy it to a file system that distinguishes them"
             )
+
+
+def ignores_case(folder: Path) -> bool:
+    """Whether two names in a folder can differ only in upper and lower case. If the folder is
+    missing, the result is that of its parent folder, from which a new folder gets this setting.
+    """
+    try:
+        names = {*os.listdir(folder)}  # noqa: PTH208
+    except FileNotFoundError:
+        folder = folder.parent
+        names = {*_names_in(folder)}
+    # On Linux, this can be a setting of one folder (``chattr +F``).
+    if _has_casefold(folder):
+        return True
+    found = next((name for name in names if name.swapcase() not in names), None)
+    if found is not None:
+        return os.path.lexists(folder / found.swapcase())
+    return os.path.lexists(folder.with_name(folder.name.swapcase()))
+
+
+# FS_IOC_GETFLAGS and FS_CASEFOLD_FL of linux/fs.h
+_GET_FLAGS: Final = 0x80086601
+_CASEFOLD: Final = 0x40000000
+
+
+def _has_casefold(folder: Path) -> bool:
+    if fcntl is None or sys.platform != "linux":
+        return False
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        flags = fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8))
+    except OSError:
+        # The file system has no such flags.
+        return False
+    finally:
+        os.close(descriptor)
+    return bool(int.from_bytes(flags[:4], sys.byteorder) & _CASEFOLD)
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Return the names in a folder; none if the folder does not exist."""
+    try:
+        return os.listdir(folder)  # noqa: PTH208
+    except FileNotFoundError:
+        return []
 
 
 def _folded(name: str) -> str:

@@ -304,10 +304,10 @@ class StoreEngine:
 
     def _make_writer(self, queue_offsets: dict[QueueKey, int]) -> CommitLogWriter:
         return CommitLogWriter(
-            self.log,
-            self.config,
+            *(self.log, self.config),
             clock=self.clock,
             queue_offsets=queue_offsets,
+            claim_topic=self.queues.claim_topic,
             flags=self.flags,
             health=self.health,
             settle=self.growth.settle if self._puts_wait else self.growth.settle_now,

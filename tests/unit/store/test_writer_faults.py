@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry.disk import folders
 from logquarry.disk.service import SyncDelayed
 from logquarry.disk.write_buffers import FileCopy
-from logquarry.errors import StoreNotFound, StoreUnavailable
+from logquarry.errors import MessageRejected, StoreNotFound, StoreUnavailable
 from logquarry.log.readable import WatchedMap
 from logquarry.repair.verification import verify_store
+from logquarry.store.message_store import StoreWriter
 from tests.helpers.failing_disk import FaultyDisk
 from tests.helpers.small_store import bodies, config, opened
 from tests.helpers.waiting import eventually
@@ -97,26 +99,47 @@ def test_a_folder_that_others_delete_comes_back(tmp_path: Path) -> None:
         assert not report.has_damage, report.findings
 
 
-def test_topics_that_have_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_put_is_refused_if_another_topic_has_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file system ignores case: each topic would overwrite the queue of the other topic."""
-
-    def exists(path: Path) -> bool:
-        return path.name == "CONSUMEQUEUE" or is_there(path)
-
-    is_there = Path.exists
+    monkeypatch.setattr(folders, "ignores_case", lambda folder: True)
     root = tmp_path / "s"
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "exists", exists)
+    wrong = lq.Message("orders", b"second")
+    puts: list[Callable[[StoreWriter], object]] = [
+        lambda store: store.put(wrong),
+        lambda store: store.put(lq.Message("orders", b"later", delay_level=0, sys_flag=1)),
+        lambda store: store.put_batch([wrong, wrong]),
+        lambda store: store.put_many([wrong] * 40),
+        lambda store: store.put_many([wrong] * 4),
+    ]
+    for is_known in (False, True):
         with lq.MessageStore.open(root, mode="rw", config=config()) as store:
-            store.put(lq.Message("Orders", b"first"))
+            store.put(lq.Message("Orders", b"first", queue_id=int(is_known)))
+            end = store.max_offset
+            for put in puts:
+                with pytest.raises(MessageRejected, match="topic Orders has the folder") as refused:
+                    put(store)
+                assert refused.value.reason == "topic"
+            assert store.max_offset == end
+            store.put(lq.Message("Orders", b"next", queue_id=2))
+            store.put(lq.Message("others", b"next"))
             assert store.wait_dispatched(timeout=60)
-            with pytest.raises(StoreUnavailable, match="topic Orders already has this folder"):
-                for _ in range(1_000):
-                    store.put(lq.Message("orders", b"second"))
-                    store.wait_dispatched(timeout=60)
-            assert [m.body for m in store.get("Orders", 0).messages] == [b"first"]
-        assert "copy it to a file system" in str(store.close_problem)
-        # A recovery does not overwrite the queue either.
+        assert store.close_problem is None
+    with lq.MessageStore.open(root, mode="rw", config=config()) as store:
+        assert [m.body for m in store.get("Orders", 2).messages] == [b"next"] * 2
+        assert [m.body for m in store.get("others", 0).messages] == [b"next"] * 2
+
+
+def test_topics_that_have_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store was copied to a file system that ignores case."""
+    root = tmp_path / "s"
+    with lq.MessageStore.open(root, mode="rw", config=config()) as store:
+        store.put(lq.Message("Orders", b"first"))
+        store.put(lq.Message("orders", b"second"))
+    shutil.rmtree(root / "consumequeue")
+    with monkeypatch.context() as patched:
+        patched.setattr(folders, "ignores_case", lambda folder: True)
         for repair in (lq.recover, lq.rebuild):
             with pytest.raises(StoreUnavailable, match="rders already has this folder"):
                 repair(root, apply=True, config=config())
