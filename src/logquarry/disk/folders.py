@@ -28,6 +28,7 @@ from logquarry.log.store_files import (
     NAME_DIGITS,
     is_offset_name,
 )
+from logquarry.paths import exists, is_file, is_folder
 from logquarry.systems import (
     FolderMark,
     end_lock,
@@ -79,7 +80,7 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
     """
     require_writing(folder)
     while True:
-        is_new = not folder.exists()
+        is_new = not exists(folder)
         try:
             disk.make_folders(folder)
         except BaseException:
@@ -139,8 +140,8 @@ class StoreLock(OpenFile):
         self.path = root / LOCK
         self._disk = disk
         with disk.refusing(self.path):
-            existed = self.path.exists()
-            is_usual = not existed or self.path.is_file() or self.path.is_dir()
+            existed = exists(self.path)
+            is_usual = not existed or is_file(self.path) or is_folder(self.path)
         if not is_usual:
             # The path may lead to a device, which can be opened and locked, but stores no bytes.
             raise StoreUnavailable(f"{self.path}: it is not a plain file: move it out of the store")
@@ -150,7 +151,7 @@ class StoreLock(OpenFile):
             self._mark = FolderMark()
             # A writer creates its lock file before it marks the folder. So look for the file again:
             # a writer may have opened the store since the first look.
-            if not existed and is_marked(root) and not self.path.exists():
+            if not existed and is_marked(root) and not exists(self.path):
                 raise self._held_by(folder_holders(root), "its lock file was deleted")
             with disk.refusing(self.path):
                 self._descriptor = disk.open(self.path, create=True)
@@ -225,7 +226,7 @@ class AbortFile:
     @property
     def exists(self) -> bool:
         """Whether the file exists."""
-        return self.path.exists()
+        return exists(self.path)
 
     def make(self) -> None:
         """Create the file, if it does not exist. After a failure, do not change the store."""

@@ -29,6 +29,7 @@ from logquarry.format.broker_json import TopicConfig, topic_entry
 from logquarry.log.earlier_writers import find_writer
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, quarantine, queue_form
+from logquarry.paths import is_file
 from logquarry.read.live_read import LiveBatchQueue, LiveQueue
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.message_rules import queue_name_fault, reject_topic
@@ -386,7 +387,7 @@ class QueueTable:
         disk = self.disk
         data = file.select(0) or b""
         try:
-            if file.path.is_file():
+            if is_file(file.path):
                 parent = file.path.relative_to(self.root).parent
                 disk.set_aside(file.path, quarantine(self.root, *parent.parts))
             descriptor = disk.make_file(file.path, file.size)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry import paths
 from logquarry.disk import folders
 from logquarry.disk.service import SyncDelayed
 from logquarry.disk.write_buffers import FileCopy
@@ -230,16 +231,16 @@ def test_a_new_file_whose_name_cannot_be_checked(tmp_path: Path) -> None:
 def test_a_name_that_cannot_be_checked_by_a_flush(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exists(path: Path) -> bool:
+    def mode_of(path: Path, *, follows: bool = True) -> int:
         if path.parent.name == "commitlog":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return is_there(path)
+        return found(path, follows=follows)
 
-    is_there = Path.exists
+    found = paths.mode_of
     with opened(tmp_path) as store:
         store.put(lq.Message("t", b"1"))
         store._engine.log._next_check = 0.0
-        monkeypatch.setattr(Path, "exists", exists)
+        monkeypatch.setattr(paths, "mode_of", mode_of)
         for call in (store.flush, lambda: store.put(lq.Message("t", b"2"))):
             with pytest.raises(StoreUnavailable, match=r"commitlog.*its name cannot be checked"):
                 call()
@@ -268,25 +269,25 @@ def test_a_lock_that_cannot_be_released_in_order(
 def test_a_store_that_is_lost_during_its_opening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def is_dir(path: Path) -> bool:
-        if path.name == "consumequeue":
+    def mode_of(path: Path, *, follows: bool = True) -> int:
+        if path.name == "consumequeue" and follows:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return found(path)
+        return found(path, follows=follows)
 
-    found = Path.is_dir
-    monkeypatch.setattr(Path, "is_dir", is_dir)
+    found = paths.mode_of
+    monkeypatch.setattr(paths, "mode_of", mode_of)
     with pytest.raises(StoreNotFound, match="cannot be read: Stale file handle: mount the network"):
         opened(tmp_path)
 
 
 def test_a_folder_that_cannot_be_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lstat(path: Path) -> os.stat_result:
-        if path.name == "consumequeue":
+    def stat(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if os.fspath(path).endswith("consumequeue"):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return found(path)
+        return found(path, follow_symlinks=follow_symlinks)
 
-    found = Path.lstat
-    monkeypatch.setattr(Path, "lstat", lstat)
+    found = os.stat
+    monkeypatch.setattr(os, "stat", stat)
     with pytest.raises(StoreUnavailable, match="consumequeue: cannot be read: Input/output error"):
         opened(tmp_path)
 
