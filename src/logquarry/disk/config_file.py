@@ -22,6 +22,7 @@ from logquarry.log import earlier_writers
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import place_of, read_config
 from logquarry.log.store_files import CONFIG, SETTINGS, quarantine
+from logquarry.paths import exists, is_link
 from logquarry.systems import read_file
 
 logger = logging.getLogger(__name__)
@@ -148,7 +149,7 @@ class ConfigFile:
                 return False
             for path in self._unreadable:
                 with self._disk.refusing(path):
-                    is_there = path.exists()
+                    is_there = exists(path)
                 if is_there:
                     self._disk.set_aside(path, self._aside)
             self._unreadable.clear()
@@ -164,7 +165,7 @@ def _broken_links(path: Path) -> list[str]:
     return [
         f"{place}: it is a link to a missing file or folder"
         for place in (path.parent, path)
-        if place.is_symlink() and not place.exists()
+        if is_link(place) and not exists(place)
     ]
 
 

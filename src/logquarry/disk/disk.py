@@ -24,6 +24,7 @@ from typing import Any, Final
 from logquarry.disk.service import Health, SyncDelayed, abandon_in_children
 from logquarry.errors import LIMITS, StoreUnavailable, write_reason
 from logquarry.log.readable import WatchedMap, c_library
+from logquarry.paths import exists, is_file, is_folder
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class Disk:
         try:
             # If symbolic links form a circle, DirEntry.is_file raises OSError, but Path.is_file
             # returns False.
-            return sorted(path.name for path in folder.iterdir() if path.is_file())
+            return sorted(path.name for path in folder.iterdir() if is_file(path))
         except FileNotFoundError:
             return []
 
@@ -225,7 +226,7 @@ class Disk:
         """Create a folder and its missing parents, durably."""
         missing = []
         with self.refusing(folder):
-            while not folder.is_dir():
+            while not is_folder(folder):
                 missing.append(folder)
                 folder = folder.parent
         for made in reversed(missing):
@@ -233,7 +234,7 @@ class Disk:
                 self.make_folder(made)
             except OSError as error:
                 # Another thread may have created the folder.
-                if not made.is_dir():
+                if not is_folder(made):
                     raise self._not_made(made, error) from error
             self.sync_names(made.parent)
 
@@ -485,11 +486,9 @@ class Disk:
 
 
 def free_path(path: Path) -> Path:
-    """Return ``path`` if no file has this path. Otherwise, append the numbers 1, 2, 3 and so on,
-    and return the first path that no file has.
-    """
+    """Return ``path`` if no file has it, else the first free path of PATH.1, PATH.2 and so on."""
     numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
-    return next(one for one in chain([path], numbered) if not one.exists())
+    return next(one for one in chain([path], numbered) if not exists(one))
 
 
 def _delayed(folder: Path, error: OSError) -> SyncDelayed:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -26,6 +28,7 @@ from logquarry.log.store_files import (
     NAME_DIGITS,
     is_offset_name,
 )
+from logquarry.paths import exists, is_file, is_folder
 from logquarry.systems import (
     FolderMark,
     end_lock,
@@ -77,7 +80,7 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
     """
     require_writing(folder)
     while True:
-        is_new = not folder.exists()
+        is_new = not exists(folder)
         try:
             disk.make_folders(folder)
         except BaseException:
@@ -137,8 +140,8 @@ class StoreLock(OpenFile):
         self.path = root / LOCK
         self._disk = disk
         with disk.refusing(self.path):
-            existed = self.path.exists()
-            is_usual = not existed or self.path.is_file() or self.path.is_dir()
+            existed = exists(self.path)
+            is_usual = not existed or is_file(self.path) or is_folder(self.path)
         if not is_usual:
             # The path may lead to a device, which can be opened and locked, but stores no bytes.
             raise StoreUnavailable(f"{self.path}: it is not a plain file: move it out of the store")
@@ -148,7 +151,7 @@ class StoreLock(OpenFile):
             self._mark = FolderMark()
             # A writer creates its lock file before it marks the folder. So look for the file again:
             # a writer may have opened the store since the first look.
-            if not existed and is_marked(root) and not self.path.exists():
+            if not existed and is_marked(root) and not exists(self.path):
                 raise self._held_by(folder_holders(root), "its lock file was deleted")
             with disk.refusing(self.path):
                 self._descriptor = disk.open(self.path, create=True)
@@ -223,7 +226,7 @@ class AbortFile:
     @property
     def exists(self) -> bool:
         """Whether the file exists."""
-        return self.path.exists()
+        return exists(self.path)
 
     def make(self) -> None:
         """Create the file, if it does not exist. After a failure, do not change the store."""
@@ -318,28 +321,81 @@ class TopicFolders:
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk = disk
         self._folder = folder
-        self._ignores_case: bool | None = None
-        self._spellings: dict[str, str] = {}
+
+    @cached_property
+    def ignores_case(self) -> bool:
+        """Whether two names in the folder can differ only in upper and lower case. Raises
+        StoreUnavailable if the folder cannot be read.
+        """
+        with self._disk.refusing(self._folder):
+            return ignores_case(self._folder)
+
+    @cached_property
+    def _spellings(self) -> dict[str, str]:
+        with self._disk.refusing(self._folder):
+            return {_folded(name): name for name in _names_in(self._folder)}
+
+    def owner(self, topic: str) -> str:
+        """Return the topic that has the folder of a topic: the topic itself, or another topic."""
+        return self._spellings.setdefault(_folded(topic), topic) if self.ignores_case else topic
 
     def require_own(self, topic: str) -> None:
         """Raise StoreUnavailable if another topic has the folder of a topic."""
-        if self._ignores_case is None:
-            with self._disk.refusing(self._folder):
-                try:
-                    names = os.listdir(self._folder)  # noqa: PTH208
-                except FileNotFoundError:
-                    return  # This is the first topic.
-                self._ignores_case = self._folder.with_name(self._folder.name.swapcase()).exists()
-            self._spellings = {_folded(name): name for name in names}
-        if not self._ignores_case:
-            return
-        other = self._spellings.setdefault(_folded(topic), topic)
+        other = self.owner(topic)
         if other != topic:
             raise StoreUnavailable(
                 f"{self._folder / topic}: topic {other} already has this folder, because the file "
                 "system ignores upper and lower case. No message is lost: close the store, and "
                 "copy it to a file system that distinguishes them"
             )
+
+
+def ignores_case(folder: Path) -> bool:
+    """Whether two names in a folder can differ only in upper and lower case. If the folder is
+    missing, the result is that of its parent folder, from which a new folder gets this setting.
+    """
+    try:
+        names = {*os.listdir(folder)}  # noqa: PTH208
+    except FileNotFoundError:
+        folder = folder.parent
+        names = {*_names_in(folder)}
+    # On Linux, this can be a setting of one folder (``chattr +F``).
+    if _has_casefold(folder):
+        return True
+    found = next((name for name in names if name.swapcase() not in names), None)
+    if found is not None:
+        return os.path.lexists(folder / found.swapcase())
+    return os.path.lexists(folder.with_name(folder.name.swapcase()))
+
+
+# FS_IOC_GETFLAGS and FS_CASEFOLD_FL of linux/fs.h
+_GET_FLAGS: Final = 0x80086601
+_CASEFOLD: Final = 0x40000000
+
+
+def _has_casefold(folder: Path) -> bool:
+    if fcntl is None or sys.platform != "linux":
+        return False
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        flags = fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8))
+    except OSError:
+        # The file system has no such flags.
+        return False
+    finally:
+        os.close(descriptor)
+    return bool(int.from_bytes(flags[:4], sys.byteorder) & _CASEFOLD)
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Return the names in a folder; none if the folder does not exist."""
+    try:
+        return os.listdir(folder)  # noqa: PTH208
+    except FileNotFoundError:
+        return []
 
 
 def _folded(name: str) -> str:

@@ -26,6 +26,7 @@ from logquarry.disk.folders import QueueFolders
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.name_guard import NameGuard
 from logquarry.errors import StoreUnavailable, UsageError
+from logquarry.paths import is_file
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +203,7 @@ class MappedFileQueue(LastFile):
 
     def _made_now(self, base: int) -> MappedFile:
         path = self._path_of(base)
-        if self._aside is not None and self._guard is None and path.is_file():
+        if self._aside is not None and self._guard is None and is_file(path):
             # If a RocketMQ broker is started on this store, the broker dispatches messages, and may
             # create the queue's next file, before it fails to take the lock.
             self._disk.set_aside(path, self._aside)

@@ -20,6 +20,7 @@ from typing import Final
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable
 from logquarry.log.store_files import SIDECAR, is_offset_name, quarantine
+from logquarry.paths import exists, is_folder
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class NameGuard:
             lost = [path for path in self._paths if self._is_lost(path)]
             for path in lost:
                 link = link_of(path)
-                if link.exists():
+                if exists(link):
                     # The folder may have been deleted with the file.
                     self._disk.make_folders(path.parent)
                 try:
@@ -94,7 +95,7 @@ class NameGuard:
 
     def _is_lost(self, path: Path) -> bool:
         try:
-            return not path.exists()
+            return not exists(path)
         except OSError as error:
             raise self._disk.failed(path, "its name cannot be checked", error) from error
 
@@ -210,7 +211,7 @@ class NameGuard:
                 if is_kept or _differs(path, links / name):
                     self._set_aside(path)
                 self.release(folder / name)
-            if not names and links.is_dir():
+            if not names and is_folder(links):
                 self._disk.sync_names(links)
 
     def _set_aside(self, path: Path) -> None:
@@ -245,7 +246,7 @@ class NameGuard:
                 sizes.append(size)
             elif size is not None:
                 with contextlib.suppress(OSError):
-                    if not path.exists():
+                    if not exists(path):
                         lost[path] = size
         largest = sizes[0] if len(sizes) == 1 else math.inf
         return {
@@ -296,7 +297,7 @@ def _is_only_name(path: Path) -> bool:
     # The first bytes of a log file or index file are zeros until the file is used.
     try:
         link = link_of(path)
-        if path.exists() or link.stat().st_nlink != 1:
+        if exists(path) or link.stat().st_nlink != 1:
             return False
         with link.open("rb") as file:
             return any(file.read(_FIRST_BYTES))

@@ -19,6 +19,7 @@ from logquarry.format import checkpoint
 from logquarry.format.checkpoint import Checkpoint, DurableMark
 from logquarry.format.fields import PAGE_SIZE
 from logquarry.log.store_files import quarantine
+from logquarry.paths import exists
 
 
 class OpenFile:
@@ -280,7 +281,7 @@ class DurableFile:
 
 def record_start(disk: Disk, path: Path, log_start: int) -> None:
     """Record the new start of a log that is not open, if the durable file at ``path`` is valid."""
-    if not path.exists():
+    if not exists(path):
         return
     file = PageFile(disk, path, PAGE_SIZE, path.parent.parent)
     try:

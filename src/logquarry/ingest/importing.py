@@ -35,6 +35,7 @@ from logquarry.format import properties as props
 from logquarry.ingest.rows import WORDS, Rows, Source, SourceFile, as_stored, read_parquet
 from logquarry.log import store_files
 from logquarry.log.location import local_folder
+from logquarry.paths import is_folder
 from logquarry.store.message_store import StoreWriter
 from logquarry.stored_message import JSON_NAMES
 from logquarry.write.message_rules import utf8
@@ -308,7 +309,7 @@ def only_with_messages(path: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if was_empty and root.is_dir():
+        if was_empty and is_folder(root):
             # If the removal fails, report only the error of the import.
             with suppress(OSError, LogquarryError):
                 _remove_empty(root, keeps_folder=was_there)

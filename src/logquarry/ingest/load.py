@@ -35,6 +35,7 @@ from logquarry.ingest.staging import LoadPlan, Staged, by_broker
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import lies_in_store
 from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE, LOADS
+from logquarry.paths import exists, is_folder
 from logquarry.read.fence import Action, require
 from logquarry.read.store_sizes import with_sizes
 from logquarry.store.load.ledger import (
@@ -170,7 +171,7 @@ def append_here(appendings: Sequence[Appending]) -> Sequence[Loaded]:
 def plan_load(plan: LoadPlan) -> LoadPlan:
     """Return the plan, completed with the file sizes that the existing stores use."""
     root = Path(plan.path)
-    is_store = any((root / name).is_dir() for name in (COMMIT_LOG, CONSUME_QUEUE))
+    is_store = any(is_folder(root / name) for name in (COMMIT_LOG, CONSUME_QUEUE))
     if plan.brokers > 1 and is_store:
         raise UsageError(
             f"{root}: is a store, but {plan.brokers} brokers need a folder that contains their "
@@ -193,7 +194,7 @@ def plan_load(plan: LoadPlan) -> LoadPlan:
 
 
 def _warn_of_space(plan: LoadPlan, segments: Mapping[int, Sequence[Segment]]) -> None:
-    new = [broker for broker in segments if not (plan.store(broker) / COMMIT_LOG).exists()]
+    new = [broker for broker in segments if not exists(plan.store(broker) / COMMIT_LOG)]
     shape = plan.sizes.index_shape or IndexShape()
     allocated = len(new) * (_log_size(plan.sizes) + shape.file_size)
     needed = sum(segment.bytes for broker in new for segment in segments[broker])
@@ -323,7 +324,7 @@ def _place_dead_letters(plan: LoadPlan, load: LoadId, tasks: Sequence[Staged], d
     folder = Path(plan.dead_letters)
     ordered = sorted(tasks, key=lambda task: task.partition)
     names = [task.dead_letters for task in ordered if task.dead_letters is not None]
-    if names or folder.is_dir():
+    if names or is_folder(folder):
         disk.make_folders(folder)
         place_letters(folder, load, names, disk)
 
@@ -337,7 +338,7 @@ def _forget(plan: LoadPlan, load: LoadId) -> None:
 def discard_load(plan: LoadPlan, load: LoadId, tasks: Sequence[Staged]) -> None:
     """Remove the staged files of a cancelled load, unless the load is decided."""
     disk = Disk()
-    if not plan.loads.is_dir():
+    if not is_folder(plan.loads):
         return
     with _locked(disk, plan.loads):
         if _began(plan, load, disk):

@@ -30,6 +30,7 @@ from logquarry.format.frame import HOST_SIZE_V4, valid_host_bytes
 from logquarry.format.java import crc32
 from logquarry.log import codec, exported, schema
 from logquarry.log.location import path_or_url
+from logquarry.paths import exists, is_file, is_folder
 from logquarry.text import counted
 from logquarry.write.outgoing_arrow import binary_spans
 
@@ -83,11 +84,11 @@ def open_source(location: str | os.PathLike[str]) -> Source:
     if "://" in name:
         raise UsageError(f"{name}: only local files can be imported")
     path = Path(name)
-    if path.is_dir():
-        if (path / MANIFEST).is_file() or (path / SUCCESS).is_file():
+    if is_folder(path):
+        if is_file(path / MANIFEST) or is_file(path / SUCCESS):
             return _exported(path)
         found = [child for child in sorted(path.iterdir()) if _is_data(child)]
-    elif path.exists() or not glob.has_magic(name):
+    elif exists(path) or not glob.has_magic(name):
         found = [path]
     else:
         found = [Path(match) for match in sorted(glob.glob(name, recursive=True))]  # noqa: PTH207
@@ -99,12 +100,12 @@ def open_source(location: str | os.PathLike[str]) -> Source:
 
 def _is_data(path: Path) -> bool:
     # Like Spark and pyarrow, ignore names that begin with an underscore or a dot.
-    return path.is_file() and not path.name.startswith(("_", "."))
+    return is_file(path) and not path.name.startswith(("_", "."))
 
 
 def _file(path: Path, rows: int | None = None) -> SourceFile:
     try:
-        if path.exists() and not path.is_file():
+        if exists(path) and not is_file(path):
             # Do not open a pipe: it delivers its bytes only once, and an import reads a file twice.
             raise SourceNotReadable(f"{path}: is not a plain file: save its content in a file")
         with path.open("rb") as file:
@@ -116,7 +117,7 @@ def _file(path: Path, rows: int | None = None) -> SourceFile:
 
 # --------------------------------------------------------------------------------------- manifest
 def _exported(folder: Path) -> Source:
-    if not (folder / SUCCESS).is_file():
+    if not is_file(folder / SUCCESS):
         raise SourceNotReadable(
             f"{folder}: the export is incomplete ({SUCCESS} is missing): run the export again"
         )

@@ -22,6 +22,7 @@ from logquarry.log.readable import (
     first_unreadable,
     joined,
 )
+from logquarry.paths import exists, is_link
 from logquarry.systems import READ_ONLY, next_data
 
 if TYPE_CHECKING:
@@ -302,19 +303,17 @@ class LocalFileSystem(FileSystem):
         self.unreadable[path] = joined(list(known.values()))
 
     def exists(self, path: str) -> bool:
-        # Since Python 3.14, Path.exists() returns False if the disk fails.
         try:
-            os.stat(self._path(path))  # noqa: PTH116
+            return exists(self._path(path))
         except OSError as error:
-            if error.errno in (*_GONE, errno.ENAMETOOLONG):
+            if error.errno == errno.ENAMETOOLONG:
                 return False
             raise self._unreadable(path, error) from error
-        return True
 
     def broken_link(self, path: str) -> str | None:
         link = Path(self._path(path))
         try:
-            return None if link.exists() or not link.is_symlink() else str(link.readlink())
+            return None if exists(link) or not is_link(link) else str(link.readlink())
         except OSError:
             return None
 

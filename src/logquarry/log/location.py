@@ -25,6 +25,7 @@ from logquarry.log.store_files import (
     INDEX,
     SIDECAR,
 )
+from logquarry.paths import exists, is_folder
 
 if TYPE_CHECKING:
     from pyarrow import fs as pafs
@@ -167,8 +168,8 @@ def open_filesystem(
     text = path_or_url(arguments.path(location))
     arguments.storage_options(storage_options)
     if "://" not in text:
-        if not Path(text).is_dir():
-            what = "not a folder" if Path(text).exists() else "there is no such folder"
+        if not is_folder(Path(text)):
+            what = "not a folder" if exists(Path(text)) else "there is no such folder"
             raise not_a_store(text, f"{text}: {what}")
         return LocalFileSystem(text)
     folder, base = arrow_folder(text, storage_options)

@@ -27,6 +27,7 @@ from logquarry.log.store_files import (
     is_index_name,
     is_offset_name,
 )
+from logquarry.paths import is_folder
 
 DLEDGER: Final = "dledger"
 DLEDGER_FOLDER: Final = "dledger-"
@@ -290,7 +291,7 @@ def _folder_of(
 
     def accepts(place: str) -> bool:
         if numbered is None:
-            return Path(filesystem.full_path(place)).is_dir()
+            return is_folder(Path(filesystem.full_path(place)))
         return bool(numbered(place))
 
     return next(filter(accepts, places), None)

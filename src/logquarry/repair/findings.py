@@ -288,7 +288,10 @@ KINDS: Final[Mapping[str, Kind]] = {
         "bytes of older messages after the log's end, left by a broker with writeWithoutMmap",
         "nothing: the next writer overwrites them",
     ),
-    "oversized": _note("a frame is larger than maxMessageSize; a broker would reject it"),
+    "oversized": _note(
+        "a frame is larger than maxMessageSize. RocketMQ 4.9.3 and earlier versions would reject "
+        "it; RocketMQ 5 compares only the body with maxMessageSize"
+    ),
     "durable_mark_invalid": _note(
         "the file of the durable offset is torn, invalid or cannot be opened, or the checkpoint "
         "cannot be opened",

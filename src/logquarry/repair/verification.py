@@ -76,7 +76,8 @@ _OF_LOST: Final = frozenset({"queue_in_damage", "queue_ahead", "index_ahead", MI
 _OF_REPLACED: Final = frozenset({"queue_entry_dangling", "queue_entry_wrong"})
 """Kinds of findings that a log file of another store causes."""
 _FRAME_FAULTS: Final = {
-    "oversized": "{size} bytes are more than maxMessageSize, {most}",
+    "oversized": "{size} bytes are more than maxMessageSize, {most}: RocketMQ 4.9.3 and earlier "
+    "versions would reject it; RocketMQ 5 compares only the body with maxMessageSize",
     "suspect_text": "NUL bytes or invalid UTF-8 in topic or properties, which no CRC covers",
     "bad_property_crc": "the frame does not match its property CRC: topic, properties or head "
     "changed",

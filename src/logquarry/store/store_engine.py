@@ -39,6 +39,7 @@ from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import is_on
 from logquarry.log.store_files import ABORT, CHECKPOINT, COMMIT_LOG, CONSUME_QUEUE, LOCK, BrokenLink
+from logquarry.paths import exists, is_folder
 from logquarry.read.features import PROPERTY_CRC, find_features
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_queues import QueueKey, is_lmq
@@ -120,7 +121,7 @@ class StoreEngine:
             pending = pending_load(root, config, disk, clock)
             was_unclean = self._abort.exists
             found = self._find(config, accept_loss)
-            if not (root / COMMIT_LOG).is_dir():
+            if not is_folder(root / COMMIT_LOG):
                 disk.sync_parent(root)
             self._end.append(partial(self.health.end, f"{root}: the store was closed"))
             load_kernels()
@@ -304,10 +305,10 @@ class StoreEngine:
 
     def _make_writer(self, queue_offsets: dict[QueueKey, int]) -> CommitLogWriter:
         return CommitLogWriter(
-            self.log,
-            self.config,
+            *(self.log, self.config),
             clock=self.clock,
             queue_offsets=queue_offsets,
+            claim_topic=self.queues.claim_topic,
             flags=self.flags,
             health=self.health,
             settle=self.growth.settle if self._puts_wait else self.growth.settle_now,
@@ -482,8 +483,7 @@ def check_openable(root: Path, config: StoreConfig, accept_loss: int | None = No
     if is_new:
         _require_outside_of_stores(root)
     if not is_lockable(root):
-        # Taking the lock creates a file. A refused opening must change nothing, so make all
-        # checks before.
+        # A refused opening must change nothing, and taking the lock creates a file: check first.
         open_check.check_before_lock(root, config, accept_loss)
     return has_property_crc
 
@@ -495,6 +495,6 @@ def _require_outside_of_stores(root: Path) -> None:
     for folder in root.resolve().parents:
         # A folder that has only a log is no store, because storePathCommitLog can name any folder.
         parts = CONSUME_QUEUE, CHECKPOINT, ABORT, LOCK
-        if (folder / COMMIT_LOG).is_dir() and any((folder / name).exists() for name in parts):
+        if is_folder(folder / COMMIT_LOG) and any(exists(folder / name) for name in parts):
             reason = f"a new store cannot lie in the store {folder}"
             raise UsageError(f"{root}: {reason}; choose a folder outside of it")

@@ -217,6 +217,8 @@ class CommitLogWriter(LogAppender):
                 end = at + size
                 if end + _BLANK > file.size:
                     return None
+                if self.claim_topic is not None and key not in self.queue_offsets:
+                    return None
                 now = self.clock()
                 queue_offset = self.queue_offsets.get(key, 0) if hosts.advances else 0
                 physical_offset = file.base + at

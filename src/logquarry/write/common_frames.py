@@ -96,6 +96,11 @@ class CommonFrames:
         free(self._queues)
         free(self._used)
 
+    @property
+    def queues(self) -> list[QueueKey]:
+        """Topic and id of each queue that gets a message."""
+        return self._keys
+
     def take(self, messages: Iterable[Any], field: str) -> None:
         """Check messages, and make the frames of the common messages. Raises WrongType for an
         object that is not a message.

@@ -155,6 +155,7 @@ cdef class FrameAppend:
     cdef public object clock
     cdef public dict queue_offsets
     cdef public bint takes_kernels
+    cdef public object claim_topic
     cdef public object _lock
     cdef public double _held_since
     cdef public object settle

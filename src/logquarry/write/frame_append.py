@@ -216,6 +216,7 @@ class FrameAppend:
         health: Health,
         takes_kernels: bool,
         settle: Settle,
+        claim_topic: Callable[[str], None] | None = None,
     ) -> None:
         self._files = files
         self.clock = clock
@@ -223,6 +224,7 @@ class FrameAppend:
         self._flags = flags
         self._health = health
         self.takes_kernels = takes_kernels
+        self.claim_topic = claim_topic
         self.settle = settle
         self._wakes = settle if type(settle) is Wakes else None
         self.bar: str | None = None
@@ -343,6 +345,8 @@ class FrameAppend:
                     return None
                 now = stamp
             known = get_known(self.queue_offsets, key.key, key.hash)
+            if known is None and self.claim_topic is not None:
+                return None
             queue_offset = known if head.advances and known is not None else 0
             physical_offset = file.base + at
             view = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import index
 from typing import Final
@@ -96,6 +96,7 @@ class LogAppender(FrameAppend):
         health: Health | None = None,
         settle: Settle = settle_nothing,
         rules: AppendRules | None = None,
+        claim_topic: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(
             files,
@@ -106,6 +107,7 @@ class LogAppender(FrameAppend):
             health or Health(),
             rules is None,
             settle,
+            claim_topic,
         )
         self.config = config
         self.encoder = MessageEncoder(
@@ -196,6 +198,9 @@ class LogAppender(FrameAppend):
         was taken.
         """
         file = self.file()
+        if self.claim_topic is not None:
+            copies = () if encoded.copies is None else encoded.copies.keys
+            self.claim((encoded.key, *copies))
         # If the message takes no queue offset, still add its queue to the table.
         queue_offset = self.queue_offsets.setdefault(encoded.key, 0)
         copied = self._copied(encoded, queue_offset)
@@ -233,6 +238,15 @@ class LogAppender(FrameAppend):
             starts,
             (ended - copying) * _MS,
         )
+
+    def claim(self, keys: Iterable[QueueKey]) -> None:
+        """Claim the folders of new queues' topics, under the lock. Raises MessageRejected if such a
+        folder belongs to another topic (:attr:`QueueTable.claim_topic`).
+        """
+        if self.claim_topic is not None:
+            for key in keys:
+                if key not in self.queue_offsets:
+                    self.claim_topic(key[0])
 
     def _copied(self, encoded: Encoded, queue_offset: int) -> list[int]:
         """Make the frame of a message whose properties contain queue offsets. Return the message's

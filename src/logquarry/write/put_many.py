@@ -323,6 +323,7 @@ class _Put:
         """
         assert part.frames is not None, "all messages of the part are odd"
         file, offsets = self._writer.file(), self._writer.queue_offsets
+        self._writer.claim(part.frames.queues)
         copying = time.monotonic()
         at = part.frames.append(file, offsets, start, stop, now, self._columns[:, first:])
         self._page_cache_ms += (time.monotonic() - copying) * _MS

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,9 +29,10 @@ from logquarry.format.broker_json import TopicConfig, topic_entry
 from logquarry.log.earlier_writers import find_writer
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, quarantine, queue_form
+from logquarry.paths import is_file
 from logquarry.read.live_read import LiveBatchQueue, LiveQueue
 from logquarry.read.log_queues import QueueKey
-from logquarry.write.message_rules import queue_name_fault
+from logquarry.write.message_rules import queue_name_fault, reject_topic
 from logquarry.write.queue_writer import (
     BatchQueueWriter,
     ConsumeQueueMender,
@@ -261,6 +262,25 @@ class QueueTable:
         """Whether :meth:`writer` was called for a queue."""
         return key in self._writers
 
+    @property
+    def claim_topic(self) -> Callable[[str], None] | None:
+        """A function that claims the folder of a topic for a put, and raises MessageRejected if
+        another topic has this folder. None if each topic has its own folder.
+        """
+        blind = any(folders.ignores_case for folders in self._folders.values())
+        return self._claim if blind else None
+
+    def _claim(self, topic: str) -> None:
+        form = queue_form(self.config, topic)
+        other = self._folders[form.root].owner(topic)
+        if other != topic:
+            reject_topic(
+                topic,
+                f"topic {other} has the folder {self.root / form.root / topic}, because the file "
+                "system ignores upper and lower case: choose another name, or copy the store to a "
+                "file system that distinguishes them",
+            )
+
     def _opened(self, topic: str, queue_id: int) -> ConsumeQueueWriter | None:
         fault = queue_name_fault(topic)
         if fault is not None:
@@ -367,7 +387,7 @@ class QueueTable:
         disk = self.disk
         data = file.select(0) or b""
         try:
-            if file.path.is_file():
+            if is_file(file.path):
                 parent = file.path.relative_to(self.root).parent
                 disk.set_aside(file.path, quarantine(self.root, *parent.parts))
             descriptor = disk.make_file(file.path, file.size)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from logquarry import paths
 from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
@@ -251,16 +252,16 @@ def test_what_the_system_says_to_a_close_is_logged(
 def test_names_that_the_disk_cannot_look_up(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stat(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+    def mode_of(path: Path) -> int:
         if path.name == "lost":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return found(path, follow_symlinks=follow_symlinks)
+        return found(path)
 
-    found = Path.stat
+    found = paths.mode_of
     disk = Disk()
     file = tmp_path / "lost"
     file.write_bytes(b"")
-    monkeypatch.setattr(Path, "stat", stat)
+    monkeypatch.setattr(paths, "mode_of", mode_of)
     with pytest.raises(StoreUnavailable, match="Input/output error: check the disk"):
         if call == "make_folders":
             disk.make_folders(file)

@@ -15,7 +15,7 @@ import pytest
 from logquarry import systems
 from logquarry.disk import folders
 from logquarry.disk.disk import Disk
-from logquarry.disk.folders import AbortFile, StoreLock, is_lockable
+from logquarry.disk.folders import AbortFile, StoreLock, ignores_case, is_lockable
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
 from logquarry.log.layout import StoreLayout
@@ -430,3 +430,44 @@ def test_the_mark_ends_with_the_lock(tmp_path: Path) -> None:
     lock.release()
     assert not systems.is_marked(tmp_path)
     assert not systems.folder_holders(tmp_path)
+
+
+# ------------------------------------------------------------------------- upper and lower case
+@pytest.mark.parametrize("names", [[], ["orders"], ["orders", "ORDERS"], ["1", "2"]])
+def test_this_file_system_distinguishes_case(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / "topics" / name).mkdir(parents=True)
+    assert not ignores_case(tmp_path / "topics")
+
+
+@pytest.mark.parametrize("names", [[], ["orders"], ["1", "2"]])
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_file_system_that_ignores_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], is_made: bool
+) -> None:
+    if names or is_made:
+        (tmp_path / "topics").mkdir()
+    for name in names:
+        (tmp_path / "topics" / name).mkdir()
+    (tmp_path / "lock").touch()
+
+    def lexists(path: Path) -> bool:
+        known = {name.name.casefold() for name in path.parent.iterdir()}
+        return path.name.casefold() in known
+
+    monkeypatch.setattr(os.path, "lexists", lexists)
+    assert ignores_case(tmp_path / "topics")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a setting of Linux")
+def test_one_folder_ignores_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``chattr +F`` on a folder of ext4."""
+    asked: list[int] = []
+
+    def ioctl(_: int, call: int, data: bytes) -> bytes:
+        asked.append(call)
+        return (0x40080000).to_bytes(4, sys.byteorder) + data[4:]
+
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
+    assert ignores_case(tmp_path)
+    assert asked == [0x80086601]

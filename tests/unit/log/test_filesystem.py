@@ -289,8 +289,6 @@ def test_a_failing_disk_has_no_missing_names(
 
     files = LocalFileSystem(tmp_path)
     monkeypatch.setattr(os, "stat", fail)
-    # Path.exists does this since Python 3.14.
-    monkeypatch.setattr(Path, "exists", os.path.exists)
     with pytest.raises(StoreNotFound, match="abort: cannot be read: Input/output error"):
         files.exists("abort")
 

@@ -14,11 +14,14 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry import paths
+from logquarry.disk import folders
 from logquarry.disk.service import SyncDelayed
 from logquarry.disk.write_buffers import FileCopy
-from logquarry.errors import StoreNotFound, StoreUnavailable
+from logquarry.errors import MessageRejected, StoreNotFound, StoreUnavailable
 from logquarry.log.readable import WatchedMap
 from logquarry.repair.verification import verify_store
+from logquarry.store.message_store import StoreWriter
 from tests.helpers.failing_disk import FaultyDisk
 from tests.helpers.small_store import bodies, config, opened
 from tests.helpers.waiting import eventually
@@ -97,26 +100,47 @@ def test_a_folder_that_others_delete_comes_back(tmp_path: Path) -> None:
         assert not report.has_damage, report.findings
 
 
-def test_topics_that_have_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_put_is_refused_if_another_topic_has_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file system ignores case: each topic would overwrite the queue of the other topic."""
-
-    def exists(path: Path) -> bool:
-        return path.name == "CONSUMEQUEUE" or is_there(path)
-
-    is_there = Path.exists
+    monkeypatch.setattr(folders, "ignores_case", lambda folder: True)
     root = tmp_path / "s"
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "exists", exists)
+    wrong = lq.Message("orders", b"second")
+    puts: list[Callable[[StoreWriter], object]] = [
+        lambda store: store.put(wrong),
+        lambda store: store.put(lq.Message("orders", b"later", delay_level=0, sys_flag=1)),
+        lambda store: store.put_batch([wrong, wrong]),
+        lambda store: store.put_many([wrong] * 40),
+        lambda store: store.put_many([wrong] * 4),
+    ]
+    for is_known in (False, True):
         with lq.MessageStore.open(root, mode="rw", config=config()) as store:
-            store.put(lq.Message("Orders", b"first"))
+            store.put(lq.Message("Orders", b"first", queue_id=int(is_known)))
+            end = store.max_offset
+            for put in puts:
+                with pytest.raises(MessageRejected, match="topic Orders has the folder") as refused:
+                    put(store)
+                assert refused.value.reason == "topic"
+            assert store.max_offset == end
+            store.put(lq.Message("Orders", b"next", queue_id=2))
+            store.put(lq.Message("others", b"next"))
             assert store.wait_dispatched(timeout=60)
-            with pytest.raises(StoreUnavailable, match="topic Orders already has this folder"):
-                for _ in range(1_000):
-                    store.put(lq.Message("orders", b"second"))
-                    store.wait_dispatched(timeout=60)
-            assert [m.body for m in store.get("Orders", 0).messages] == [b"first"]
-        assert "copy it to a file system" in str(store.close_problem)
-        # A recovery does not overwrite the queue either.
+        assert store.close_problem is None
+    with lq.MessageStore.open(root, mode="rw", config=config()) as store:
+        assert [m.body for m in store.get("Orders", 2).messages] == [b"next"] * 2
+        assert [m.body for m in store.get("others", 0).messages] == [b"next"] * 2
+
+
+def test_topics_that_have_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store was copied to a file system that ignores case."""
+    root = tmp_path / "s"
+    with lq.MessageStore.open(root, mode="rw", config=config()) as store:
+        store.put(lq.Message("Orders", b"first"))
+        store.put(lq.Message("orders", b"second"))
+    shutil.rmtree(root / "consumequeue")
+    with monkeypatch.context() as patched:
+        patched.setattr(folders, "ignores_case", lambda folder: True)
         for repair in (lq.recover, lq.rebuild):
             with pytest.raises(StoreUnavailable, match="rders already has this folder"):
                 repair(root, apply=True, config=config())
@@ -207,16 +231,16 @@ def test_a_new_file_whose_name_cannot_be_checked(tmp_path: Path) -> None:
 def test_a_name_that_cannot_be_checked_by_a_flush(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exists(path: Path) -> bool:
+    def mode_of(path: Path, *, follows: bool = True) -> int:
         if path.parent.name == "commitlog":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return is_there(path)
+        return found(path, follows=follows)
 
-    is_there = Path.exists
+    found = paths.mode_of
     with opened(tmp_path) as store:
         store.put(lq.Message("t", b"1"))
         store._engine.log._next_check = 0.0
-        monkeypatch.setattr(Path, "exists", exists)
+        monkeypatch.setattr(paths, "mode_of", mode_of)
         for call in (store.flush, lambda: store.put(lq.Message("t", b"2"))):
             with pytest.raises(StoreUnavailable, match=r"commitlog.*its name cannot be checked"):
                 call()
@@ -245,25 +269,25 @@ def test_a_lock_that_cannot_be_released_in_order(
 def test_a_store_that_is_lost_during_its_opening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def is_dir(path: Path) -> bool:
-        if path.name == "consumequeue":
+    def mode_of(path: Path, *, follows: bool = True) -> int:
+        if path.name == "consumequeue" and follows:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return found(path)
+        return found(path, follows=follows)
 
-    found = Path.is_dir
-    monkeypatch.setattr(Path, "is_dir", is_dir)
+    found = paths.mode_of
+    monkeypatch.setattr(paths, "mode_of", mode_of)
     with pytest.raises(StoreNotFound, match="cannot be read: Stale file handle: mount the network"):
         opened(tmp_path)
 
 
 def test_a_folder_that_cannot_be_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lstat(path: Path) -> os.stat_result:
-        if path.name == "consumequeue":
+    def stat(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if os.fspath(path).endswith("consumequeue"):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return found(path)
+        return found(path, follow_symlinks=follow_symlinks)
 
-    found = Path.lstat
-    monkeypatch.setattr(Path, "lstat", lstat)
+    found = os.stat
+    monkeypatch.setattr(os, "stat", stat)
     with pytest.raises(StoreUnavailable, match="consumequeue: cannot be read: Input/output error"):
         opened(tmp_path)
 

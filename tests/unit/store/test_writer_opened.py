@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 
 import logquarry as lq
+from logquarry import paths
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import StoreLock
 from logquarry.disk.service import Service
@@ -426,7 +427,7 @@ def test_a_folder_that_cannot_be_opened_names_the_next_step(
     with opened(tmp_path / "store"), pytest.raises(StoreUnavailable, match="close it first"):
         opened(tmp_path / "store")
     with (
-        mock.patch.object(Path, "exists", side_effect=PermissionError(13, "Permission denied")),
+        mock.patch.object(paths, "mode_of", side_effect=PermissionError(13, "Permission denied")),
         pytest.raises(StoreUnavailable, match="lock: Permission denied"),
     ):
         StoreLock(Disk(), tmp_path / "store")

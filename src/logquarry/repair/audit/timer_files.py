@@ -23,6 +23,7 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.format.timer import TimerCheck
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CONFIG, NAME_DIGITS, is_offset_name
+from logquarry.paths import is_folder
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.timers import (
     CHECK,
@@ -384,8 +385,8 @@ def _remove(disk: Disk, root: Path, aside: Path | None) -> None:
     folder = root / timer.LOG
     paths = sorted(root.glob(f"{timer.WHEEL}*"))
     # A file with the name of the folder would prevent the creation of the new folder.
-    paths += sorted(folder.iterdir()) if folder.is_dir() else []
-    paths += [folder] if os.path.lexists(folder) and not folder.is_dir() else []
+    paths += sorted(folder.iterdir()) if is_folder(folder) else []
+    paths += [folder] if os.path.lexists(folder) and not is_folder(folder) else []
     for path in paths:
         if aside is None:
             disk.remove(path)

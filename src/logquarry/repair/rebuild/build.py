@@ -33,6 +33,7 @@ from logquarry.log.store_files import (
     SALVAGE,
 )
 from logquarry.log.walk import DamagedSpan
+from logquarry.paths import exists, is_file, is_folder
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.rocksdb_queue import QueueDb, require_package, rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
@@ -104,7 +105,7 @@ def check_made_of(target: Path, note: Path, wanted: dict[str, Any]) -> None:
     wanted = json.loads(json.dumps(wanted))
     for name, expected in wanted.items():
         place = target / name
-        if not place.exists() or known.get(name) == expected:
+        if not exists(place) or known.get(name) == expected:
             continue
         found = known.get(name)
         if not isinstance(found, dict) or not isinstance(found.get("settings"), dict):
@@ -318,15 +319,15 @@ def check_into(root: Path, target: Path, names: Iterable[str]) -> Path:
     """Return ``target``. Raises UsageError if ``target`` cannot receive the folders ``names``."""
     if lies_in_store(target, root):
         raise UsageError(f"{target}: lies in the store; use --in-place to rebuild there")
-    if target.exists() and not target.is_dir():
+    if exists(target) and not is_folder(target):
         raise UsageError(f"{target}: not a folder")
-    if (target / SALVAGE).exists():
+    if exists(target / SALVAGE):
         raise UsageError(f"{target}: a salvage into it was interrupted")
-    if (target / REBUILD / COMPLETE).is_file():
+    if is_file(target / REBUILD / COMPLETE):
         # An interrupted rebuild may have moved only some folders into place.
         return target
     for name in names:
-        if (target / name).exists():
+        if exists(target / name):
             raise UsageError(f"{target / name}: already exists, and a rebuild overwrites nothing")
     return target
 
@@ -345,12 +346,12 @@ def finish_into(
         StoreUnavailable: if another process uses the folder.
         UsageError: if the files belong to another store, or were built with other settings.
     """
-    if not target.is_dir():
+    if not is_folder(target):
         return False
     root, disk = local_store(path), Disk()
     with alone_in(disk, target):
         bring_out_cut_off(target, disk)
-        there = [name for name in names if (target / name).exists()]
+        there = [name for name in names if exists(target / name)]
         layout = StoreLayout.open(root, config or StoreConfig())
         settings = with_sizes(config or StoreConfig(), layout)
         check_made_of(target, note, made_of(str(root), there, settings))
@@ -361,10 +362,10 @@ def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
     """If an interrupted rebuild has begun its renames, finish them. If ``target`` then has one of
     the folders ``names``, raise UsageError.
     """
-    is_begun = any((target / name).exists() for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX))
+    is_begun = any(exists(target / name) for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX))
     if is_begun and bring_out_cut_off(target, disk):
         for name in names:
-            if (target / name).exists():
+            if exists(target / name):
                 raise UsageError(
                     f"{target / name}: an interrupted rebuild was complete and is in place now; a "
                     "rebuild overwrites nothing"
@@ -420,7 +421,7 @@ def replace_queues(
     """
     root = Path(layout.root)
     build = root / REBUILD
-    if build.exists():
+    if exists(build):
         shutil.rmtree(build)
     job = BuildJob(
         layout=layout,

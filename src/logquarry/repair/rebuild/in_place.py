@@ -11,6 +11,7 @@ from typing import Final
 
 from logquarry.disk.disk import Disk, free_path
 from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, INDEX, REBUILD, quarantine
+from logquarry.paths import exists, is_file, is_folder
 from logquarry.read.rocksdb_queue import ROCKSDB_FOLDERS
 
 COMPLETE: Final = "complete"
@@ -22,12 +23,12 @@ def built_folders(target: Path) -> dict[str, str]:
     -> present path, both below ``target``.
     """
     build = target / REBUILD
-    if not (build / COMPLETE).is_file():
+    if not is_file(build / COMPLETE):
         return {}
     return {
         name: f"{REBUILD}/{name}"
         for name in dict.fromkeys((CONSUME_QUEUE, *ROCKSDB_FOLDERS, BATCH_QUEUE, INDEX))
-        if (build / name).is_dir() and not (target / name).exists()
+        if is_folder(build / name) and not exists(target / name)
     }
 
 
@@ -37,7 +38,7 @@ def brought_out(target: Path, disk: Disk) -> Iterator[bool]:
     complete build. If the block raises an error or is interrupted, undo the renames.
     """
     build, moved = target / REBUILD, built_folders(target)
-    is_complete = (build / COMPLETE).is_file()
+    is_complete = is_file(build / COMPLETE)
     for name, place in moved.items():
         _rename(disk, target / place, target / name)
     try:
@@ -69,16 +70,16 @@ def swap(
     for name in names:
         place, old = target / name, aside / name
         try:
-            if place.exists():
+            if exists(place):
                 disk.make_folders(aside)
                 _rename(disk, place, old)
             _rename(disk, build / name, place)
         except BaseException:
             # Undo the first rename, also after Ctrl-C: the store has its old folder again.
-            if old.exists() and not place.exists():
+            if exists(old) and not exists(place):
                 _rename(disk, old, place)
             raise
-    return aside if aside.exists() else None, aside
+    return aside if exists(aside) else None, aside
 
 
 def _rename(disk: Disk, folder: Path, to: Path) -> None:

@@ -41,6 +41,7 @@ from logquarry.log.store_files import (
     NAME_DIGITS,
     REBUILD,
 )
+from logquarry.paths import exists, is_file, is_folder, is_link
 from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.features import BATCH_QUEUES, ROCKSDB_QUEUES, other_queues
@@ -165,7 +166,7 @@ def rebuild(
     if into is None and CONSUME_QUEUE in names and not layout.is_live():
         restored = restored_files(layout, settings, disk or Disk())
         _require_files(layout_with(root, settings, restored))
-    linked = [root / name for name in names if (root / name).is_symlink()]
+    linked = [root / name for name in names if is_link(root / name)]
     if into is None and apply and linked:
         raise UsageError(
             f"{linked[0]}: it is a link; build new files in another folder, with --into"
@@ -175,9 +176,9 @@ def rebuild(
     disk = disk or Disk()
     work = _Rebuild(root, target, names, settings, disk, clock or now_ms, builder, note)
     if into is not None:
-        is_new = not target.exists()
+        is_new = not exists(target)
         with alone_in(disk, target), contextlib.ExitStack() as held:
-            if (target / COMMIT_LOG).is_dir():
+            if is_folder(target / COMMIT_LOG):
                 held.callback(StoreLock(disk, target).release)
             try:
                 finish_cut_off(target, names, disk)
@@ -222,7 +223,7 @@ def _report(
 
 
 def _sizes_below(folder: Path) -> list[int]:
-    if folder.is_file():
+    if is_file(folder):
         # A file in the folder's place moves to quarantine too.
         return [folder.stat().st_size]
     sizes = []
@@ -267,7 +268,7 @@ class _Rebuild:
             bring_out_cut_off(self.root, self.disk)
             layout = StoreLayout.open(self.root, self.config)
             names = settled_names(layout, self.config, self.disk)
-        if self._build.is_dir():
+        if is_folder(self._build):
             shutil.rmtree(self._build)
         into = None if is_in_place else self.target
         try:

@@ -49,6 +49,7 @@ from logquarry.log.store_files import (
     queue_form,
 )
 from logquarry.log.walk import DamagedSpan
+from logquarry.paths import exists, is_file, is_folder
 from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue
@@ -148,7 +149,7 @@ class _Work:
         self._find_mendings()
         log = self._mend_log()
         try:
-            if self._plan.damage or (self._root / DAMAGE).is_file():
+            if self._plan.damage or is_file(self._root / DAMAGE):
                 note_end(self._disk, self._root, self._plan.log_end, self._plan.damage)
             self._mend_queues_and_index(log, checkpoint)
             if self._plan.rocksdb is not None:
@@ -202,7 +203,7 @@ class _Work:
             if name in links:
                 # The file stays under its right name.
                 self._disk.remove(root / name)
-            elif (root / name).exists():
+            elif exists(root / name):
                 self._disk.set_aside(root / name, quarantine(root, COMMIT_LOG))
         _rename_files(
             self._disk, root, [step for step in plan.steps if step.kind is StepKind.RENAME]
@@ -315,16 +316,16 @@ class _Work:
                 continue
             if step.kind is StepKind.SET_ASIDE and path.parent == root / CONSUME_QUEUE:
                 # Move the folder too: a broker does not start if it is empty.
-                if path.is_dir():
+                if is_folder(path):
                     disk.set_aside(path, quarantine(root, CONSUME_QUEUE))
-            elif step.kind is StepKind.SET_ASIDE and path.is_dir():
+            elif step.kind is StepKind.SET_ASIDE and is_folder(path):
                 aside = quarantine(root, *path.relative_to(root).parts)
                 whole = bridged.pop(path, None)
                 new = None if whole is None else self._replace_last(whole, aside)
                 for name in disk.names_in(path):
                     if path / name != new:
                         disk.set_aside(path / name, aside)
-            elif step.kind is StepKind.SET_ASIDE and path.is_file() and path.parent.name != SIDECAR:
+            elif step.kind is StepKind.SET_ASIDE and is_file(path) and path.parent.name != SIDECAR:
                 # The condition leaves out logquarry's own files, which an earlier step has already
                 # moved. Files of the log have also been moved, and no longer exist.
                 disk.set_aside(path, quarantine(root, path.parent.name))
@@ -371,7 +372,7 @@ class _Work:
 
     def _save_entries(self, key: QueueKey, start: int) -> None:
         path, at, folder = self._entry_at(key, start)
-        if path.is_file() and at:
+        if is_file(path) and at:
             size = queue_form(self._config, key[0]).file_size
             self._save(path, at, min(size, path.stat().st_size) - at, *folder)
 
@@ -480,7 +481,7 @@ def _rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
         assert step.offset is not None
         left[root / step.file] = root / right_path(step.offset)
     while left:
-        ready = [path for path, target in left.items() if not target.exists()]
+        ready = [path for path, target in left.items() if not exists(target)]
         for path in ready:
             disk.move(path, left.pop(path))
         if ready:

@@ -30,6 +30,7 @@ from logquarry.log.location import not_a_store
 from logquarry.log.log_place import LogFolders
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.walk import DamagedSpan, LogReader, Run
+from logquarry.paths import exists, is_folder
 from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
@@ -121,11 +122,11 @@ class StoreFound:
 def check_folder(root: Path) -> None:
     """Raise StoreNotFound if a folder is no store, and cannot become one."""
     try:
-        if not root.exists():
+        if not exists(root):
             if any(part.startswith("~") for part in root.parts):
                 raise not_a_store(str(root), f"{root}: ~ is not expanded here: give the full path")
             return
-        if not root.is_dir():
+        if not is_folder(root):
             raise not_a_store(str(root), f"{root}: not a folder")
         names = {path.name for path in root.iterdir()}
     except OSError as error:
@@ -383,7 +384,7 @@ def check_before_lock(root: Path, config: StoreConfig, accept_loss: int | None) 
 def _is_store(root: Path) -> bool:
     try:
         return any(
-            (root / name).is_dir() for name in (store_files.COMMIT_LOG, store_files.CONSUME_QUEUE)
+            is_folder(root / name) for name in (store_files.COMMIT_LOG, store_files.CONSUME_QUEUE)
         )
     except OSError as error:
         raise StoreNotFound(f"{root}: cannot be read: {reason_of(error)}") from error

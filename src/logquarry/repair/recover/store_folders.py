@@ -25,6 +25,7 @@ from logquarry.log.filesystem import RestoredFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import LogFolders
 from logquarry.log.readable import BLOCK
+from logquarry.paths import is_folder, is_link
 from logquarry.repair.recover.wrong_names import wrong_links
 from logquarry.systems import folders_below
 
@@ -111,7 +112,7 @@ def discard_names(root: Path, log_folders: LogFolders, disk: Disk) -> None:
     from a backup, but has kept `.logquarry/`. Such a file is moved to quarantine.
     """
     folders = named_folders(root, log_folders)
-    if any(any(links_of(folder).glob("*")) for folder in folders):
+    if any(disk.names_in(links_of(folder)) for folder in folders):
         NameGuard(disk).discard(folders, keeps_lost=True)
 
 
@@ -241,7 +242,7 @@ def _found(path: Path) -> os.stat_result | None:
         return path.stat()
     except OSError as error:
         try:
-            if not path.is_symlink():
+            if not is_link(path):
                 return None
             where = path.readlink()
         except OSError as failed:
@@ -293,7 +294,7 @@ def _index_files(root: Path) -> Iterator[Path]:
 
 def _is_folder(path: Path) -> bool:
     try:
-        return path.is_dir()
+        return is_folder(path)
     except OSError:
         return False
 

@@ -45,6 +45,7 @@ from logquarry.log.store_files import (
     quarantine,
 )
 from logquarry.log.walk import LogReader, Run
+from logquarry.paths import exists, is_file, is_folder
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.pops import KV_STORE
 from logquarry.read.queue import ConsumeQueue
@@ -81,7 +82,7 @@ class SalvageTarget:
         self.disk = disk
         self.work = into / SALVAGE
         self._into = into
-        self._is_new = not into.exists()
+        self._is_new = not exists(into)
 
     @contextlib.contextmanager
     def begun(self) -> Iterator[None]:
@@ -188,7 +189,7 @@ def why_not_empty(into: Path) -> str | None:
     """
     work = into / SALVAGE
     try:
-        names = sorted(path.name for path in into.iterdir()) if into.exists() else []
+        names = sorted(path.name for path in into.iterdir()) if exists(into) else []
         waiting = {path.name for path in work.iterdir()} if SALVAGE in names else set()
     except OSError as error:
         raise StoreNotFound(f"{into}: cannot be read: {reason_of(error)}") from error
@@ -245,7 +246,7 @@ def settle(location: str, into: Path) -> bool:
         return False
     report = into / SIDECAR / REPORT
     try:
-        if not undo_or_finish(into) or not report.is_file():
+        if not undo_or_finish(into) or not is_file(report):
             return False
         try:
             saved = str(json.loads(read_file(report))["store"])
@@ -261,8 +262,8 @@ def settle(location: str, into: Path) -> bool:
 def undo_or_finish(into: Path) -> bool:
     """Finish a salvage and return True; if it is incomplete, remove its files and return False."""
     work = into / SALVAGE
-    if work.is_dir():
-        if any(work.iterdir()) or not (into / SIDECAR / REPORT).is_file():
+    if is_folder(work):
+        if any(work.iterdir()) or not is_file(into / SIDECAR / REPORT):
             _remove_unfinished(into)
             return False
         # The log was moved last, so the store is complete, and a broker may use it.
@@ -283,16 +284,16 @@ def _remove_unfinished(into: Path) -> None:
     work = into / SALVAGE
     report = Path(SIDECAR, REPORT)
     # Without a report, no folder was moved to the target yet: the report is written first.
-    comes_out = (into / report).is_file() or (work / report).is_file()
+    comes_out = is_file(into / report) or is_file(work / report)
     there = [name for name in (*_MADE, *_carried_names(into)) if os.path.lexists(into / name)]
     for name in there:
-        if not comes_out or (work / name).exists():
+        if not comes_out or exists(work / name):
             raise UsageError(
                 f"{into / name}: the interrupted salvage did not make it: nothing was removed; "
                 f"remove {work} to start again"
             )
     for name in there:
-        if (into / name).is_dir():
+        if is_folder(into / name):
             shutil.rmtree(into / name, ignore_errors=True)
         else:
             (into / name).unlink()

@@ -16,6 +16,7 @@ from logquarry.disk.config_file import BACKUP, ConsumerOffsets
 from logquarry.errors import UsageError
 from logquarry.format import broker_json, java
 from logquarry.log.store_files import CONFIG, quarantine
+from logquarry.paths import is_file, is_folder
 from logquarry.systems import read_file
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ class LostOffsets:
             if (text := _torn_text(path)) is not None
         ]
         aside = quarantine(root, CONFIG)
-        self._aside = sorted(aside.glob(f"{name}*")) if aside.is_dir() else []
+        self._aside = sorted(aside.glob(f"{name}*")) if is_folder(aside) else []
         # Read the time now, because later saves of the offsets change it.
         self.saved_at = self._find_saved_at()
         self.unread = self._find_unread(config / name)
@@ -268,7 +269,7 @@ class LostOffsets:
 
     def _find_unread(self, main: Path) -> Path | None:
         torn = [path for path, _ in self._torn]
-        if main not in torn and main.is_file():
+        if main not in torn and is_file(main):
             # The backup has only older offsets than the whole file.
             torn = []
         return next((path for path in torn + self._aside if _text(path) is None), None)
@@ -281,11 +282,11 @@ class LostOffsets:
         ``topics.json``, because puts change this file.
         """
         paths = self.files
-        if not paths and self._config.is_dir():
+        if not paths and is_folder(self._config):
             paths = [
                 path
                 for path in self._config.iterdir()
-                if path.is_file() and not path.name.startswith(broker_json.TOPICS_FILE)
+                if is_file(path) and not path.name.startswith(broker_json.TOPICS_FILE)
             ]
         times = [(time, path) for path in paths if (time := _changed_at(path)) is not None]
         return max(times, default=None)

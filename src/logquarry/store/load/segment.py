@@ -363,6 +363,7 @@ class StagedWriter:
 
     def _append_chunk(self, frames: StagedFrames, start: int, now: int, placed: Int64) -> int:
         file = self.writer.file()
+        self.writer.claim(frames.queues)
         known = self.writer.queue_offsets
         next_offsets = np.array([known.setdefault(key, 0) for key in frames.queues], np.int64)
         place = _place_kernel if codec.kernels_enabled() else _place_reference

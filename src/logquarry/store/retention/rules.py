@@ -28,6 +28,7 @@ from logquarry.format import properties as props
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import StoreFile
 from logquarry.log.walk import LogReader, Run
+from logquarry.paths import exists
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
@@ -252,7 +253,7 @@ def freed_bytes(path: Path) -> int:
         status = path.stat()
         # The writer's own hard link does not keep the data, because the writer deletes it together
         # with the file.
-        names = 1 + link_of(path).exists()
+        names = 1 + exists(link_of(path))
     except OSError:
         return 0
     return status.st_blocks * _BLOCK if status.st_nlink <= names else 0
