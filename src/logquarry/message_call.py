@@ -21,8 +21,9 @@ def speed_up(kind: type, usual: Mapping[str, tuple[object, type | None]]) -> Non
 
     Args:
         kind: a subclass of tuple whose ``__new__`` accepts the first two fields by position.
-        usual: for each field, in order: its default, and a type whose values need no check. A type
-            of None means that only the default needs no check. The first field has no default.
+        usual: a pair (default, type) for each field, in the order of the fields. A value of this
+            type needs no check. If the type is None, every value except the default needs a check.
+            The first field has no default.
     """
     if cython.compiled:
         names = tuple(map(sys.intern, usual))

@@ -331,8 +331,8 @@ def serve_metrics(broker: Broker, host: str, port: int) -> MetricsServer:
     """Serve the metrics of a running broker over HTTP. With port 0, the system chooses a port."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(BrokerCollector(broker))
-    # Export metrics of the store only if it is open for writing: if it is open for reading, only
-    # the broker's thread may use it.
+    # Export metrics of the store only if it is open for writing. Only the broker's thread may use a
+    # store that is open for reading, and the HTTP server runs in another thread.
     if isinstance(broker.store, StoreWriter):
         registry.register(StoreCollector(broker.store))
     return MetricsServer(registry, host, port)

@@ -63,7 +63,7 @@ class StoredMessage:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole frame."""
+        """Size of the frame in bytes."""
         return self.frame.size
 
     @cached_property
@@ -113,7 +113,7 @@ class StoredMessage:
 
     @property
     def prepared_transaction_offset(self) -> int:
-        """Physical offset of the half message, if the message is committed or rolled back."""
+        """For a COMMIT or ROLLBACK message, the physical offset of its half message."""
         return self.frame.prepared_transaction_offset
 
     @property

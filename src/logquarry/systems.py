@@ -1,6 +1,6 @@
-"""Differences between operating systems: file access, locks, cache folders, held interrupts.
+"""Hides how operating systems differ in file access, locks, cache folders and interrupts.
 
-Reading works on Linux, macOS and Windows, writing on Linux and macOS.
+Stores can be read on Linux, macOS and Windows, but written only on Linux and macOS.
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ def folders_below(
 ) -> Iterator[tuple[Path, list[str]]]:
     """Yield a folder and all folders below it, each with the names of its files.
 
-    Like ``os.walk``, skips missing folders, and does not follow links to folders. Before Python
-    3.12, ``os.walk`` and ``Path.rglob`` fail with RecursionError at a thousand nested folders.
+    The function skips missing folders, and does not follow links to folders, like ``os.walk``.
+    Before Python 3.12, ``os.walk`` and ``Path.rglob`` fail with RecursionError at a thousand nested
+    folders.
 
     Args:
         unreadable: called with each folder that cannot be listed, and the error. If ``unreadable``
@@ -221,7 +222,7 @@ def is_locked(path: str | os.PathLike[str]) -> bool:
 
 
 class FolderMark:
-    """Marks the folder of a store as open for writing, until :meth:`close` or the process's end.
+    """Marks a store's folder as open for writing until :meth:`close` is called or the process ends.
 
     If a user deletes the file ``lock`` of an open store, another process can create and lock a new
     file of this name. The mark is a shared lock on the folder itself, so it does not depend on
@@ -243,7 +244,8 @@ class FolderMark:
             for _ in range(_MARK_TRIES):
                 if not _is_locked_for(self._descriptor):
                     return
-                # A process that was just killed closes its lock file a moment before the folder.
+                # When a process is killed, the system closes its lock file first and its folder
+                # slightly later. So wait for the old mark to disappear.
                 time.sleep(_MARK_PAUSE)
         except OSError:
             self.close()
@@ -268,7 +270,9 @@ def is_marked(folder: str | os.PathLike[str]) -> bool:
 
 
 def _is_locked_for(descriptor: int) -> bool:
-    """Return whether another descriptor holds a lock that excludes a write lock."""
+    """Return whether another descriptor holds a shared or exclusive lock on the same file or
+    folder.
+    """
     assert fcntl is not None
     command = getattr(fcntl, "F_OFD_GETLK", getattr(fcntl, "F_GETLK", None))
     if command is None:
@@ -431,7 +435,7 @@ class Held:
     - An import must report exactly how many messages it has put.
     - py4j has one connection per thread. An exception inside a call leaves the call's answer in the
       connection, and the next call fails or hangs.
-    - An export must not stop while only some of its files are in place.
+    - An export that stopped early would leave only some of its files in place.
 
     Attributes:
         when_noted: called in the main thread when a signal arrives and is held back.
@@ -456,7 +460,9 @@ class Held:
                 signal.signal(number, self._note)
 
     def release(self) -> None:
-        """Restore the previous handlers, even if other handlers were set meanwhile."""
+        """Restore the handlers from before :meth:`hold`, even if the program has set others since
+        then.
+        """
         for number, handler in self._before.items():
             if handler is not None:
                 signal.signal(number, handler)

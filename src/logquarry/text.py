@@ -74,7 +74,9 @@ def listed(names: Sequence[str], most: int) -> str:
 
 
 def nearest(name: str, names: Iterable[str], least: float = 0.6) -> str | None:
-    """Return the name most similar to ``name``, ignoring case; None below similarity ``least``."""
+    """Return the name that is most similar to ``name``, ignoring case. Return None if no name has
+    at least the similarity ``least`` (0 to 1).
+    """
     spelling = {one.casefold(): one for one in names}
     found = difflib.get_close_matches(name.casefold(), spelling, 1, least)
     return spelling[found[0]] if found else None
@@ -170,7 +172,8 @@ def columns(
     """
     if not rows:
         return []
-    # Work on columns, which is faster: a store can have a million consumer groups.
+    # A store can have a million consumer groups, so process whole columns, which is faster than
+    # processing single cells.
     cells = list(zip(*rows, strict=True))
     widths = [_width(column) for column in cells]
     room = widths.copy()

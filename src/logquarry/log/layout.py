@@ -44,8 +44,8 @@ def _listing_settings(config: StoreConfig) -> tuple[object, ...]:
 
 
 class _listed(Generic[_T]):  # noqa: N801
-    """A property of a layout whose value is cached until :meth:`StoreLayout.refresh`. With
-    ``by_settings``, only layouts with the same settings share the value.
+    """A property of a layout whose value is cached until :meth:`StoreLayout.refresh`. If
+    ``by_settings`` is true, a copy of the layout with other settings finds its own value.
     """
 
     def __init__(self, find: Callable[[StoreLayout], _T], *, by_settings: bool = False) -> None:
@@ -130,8 +130,9 @@ class StoreLayout:
     def by_content(self, *, shows_lost_head: bool = True) -> StoreLayout:
         """Make a layout that determines the offset of each log file from its frames, not its name.
 
-        ``verify``, the repairs, and the opening of a store for writing use such a layout. With
-        ``shows_lost_head``, it lists one empty file in place of the log's lost first files, if any.
+        ``verify``, the repairs, and the opening of a store for writing use such a layout. If the
+        log has lost its first files and ``shows_lost_head`` is true, the layout lists one empty
+        file in their place.
         """
         other = copy.copy(self)
         other._goes_by_names = False
@@ -209,7 +210,7 @@ class StoreLayout:
 
     @property
     def other_log(self) -> LogPlace | None:
-        """The place of a part of the log that is outside :attr:`log_folders`, if there is one."""
+        """The place of log files outside :attr:`log_folders`; None if there are no such files."""
         folders = self.log_folders
         if folders.missing is not None or folders.feature is not None:
             return folders.missing
@@ -224,7 +225,9 @@ class StoreLayout:
         return None if has_bytes else found
 
     def log_file(self, offset: int) -> str:
-        """Return the path below the root of the log file for an offset. The file need not exist."""
+        """Return the path of the log file for an offset, relative to the store's root. The file
+        need not exist.
+        """
         log = self.commit_log
         file = log.at(offset)
         if file is not None:
@@ -247,7 +250,9 @@ class StoreLayout:
         return file.path if self.log_folders.feature is not None else right_path(file.base)
 
     def log_path(self, offset: int) -> str:
-        """Return the full path of an offset's log file, or of the log's folder if there is none."""
+        """Return the full path of the log file that contains an offset. If no file contains the
+        offset, return the full path of the log's folder.
+        """
         file = self.commit_log.at(offset)
         return self.filesystem.full_path(self.log_folders.paths[0] if file is None else file.path)
 
@@ -461,8 +466,8 @@ class StoreLayout:
     def is_sure_of(self, bound: int | None) -> bool:
         """Whether a broken frame before ``bound`` is certainly damage, and cannot be the log's end.
 
-        If the result is False, RocketMQ's last recovery may have ended the log there, after a clean
-        shutdown.
+        If the result is False, the store may have been shut down cleanly, and RocketMQ's last
+        recovery may have ended the log at this frame.
         """
         if bound is None:
             return False

@@ -1,5 +1,6 @@
 """Resolves the locations of stores and outputs (paths, ``file:`` URLs, other URLs and globs), opens
-their folders, and names the broker of each store. Checks that an output is outside of the stores.
+their folders, and chooses a broker name for each store. Checks that an output is outside of the
+stores.
 """
 
 from __future__ import annotations
@@ -187,9 +188,9 @@ def not_a_store(location: str, message: str) -> StoreNotFound:
 
 
 def near_store(location: str) -> str | None:
-    """Find a store that a wrong local path may mean: a parent folder of the path, or a store in the
-    folder at the path. If the path contains ``~``, the function first replaces the part up to ``~``
-    by the user's home folder.
+    """Find the store that the user probably meant by a wrong local path. This store is a parent
+    folder of the path, or it is inside the folder at the path. If the path contains ``~``, the
+    function first replaces the part up to ``~`` by the user's home folder.
     """
     if "://" in location:
         return None
@@ -277,8 +278,8 @@ def _without_links(paths: Iterable[str]) -> tuple[str, ...]:
     for path in given:
         place = path if "://" in path else os.path.realpath(path).replace(os.sep, "/")
         # Compare each path with its real path, name by name from the end. A path without links has
-        # the most equal names. The first names of the two paths can still differ, because the
-        # folder above all stores may be a link too.
+        # the most equal names. Even for a path that is not a link itself, the two paths can begin
+        # with different names, because a folder above all stores may be a link.
         ends = zip(reversed(path.split("/")), reversed(place.split("/")), strict=False)
         same = sum(1 for _ in takewhile(lambda names: names[0] == names[1], ends))
         if same > kept.get(place, (-1, ""))[0]:
@@ -397,10 +398,10 @@ def broker_names(locations: Sequence[str | os.PathLike[str]]) -> list[str]:
 
     - The name is the name of the store's folder.
     - If several stores' folders have the same name, each store has the name of a parent folder
-      instead. All these parent folders are at the same level above the stores, the lowest level at
-      which all names differ: ``b1`` and ``b2`` for ``/a/b1/store`` and ``/a/b2/store``.
-    - If there is no such level, the name consists of the last folder names of the store's path, as
-      many as are necessary to make it different from the end of every other path (``r1/b1/store``).
+      instead. The parent folders of all these stores are taken from the same level, the lowest
+      level at which their names differ: ``b1`` and ``b2`` for ``/a/b1/store`` and ``/a/b2/store``.
+    - If there is no such level, the name is the end of the store's path (``r1/b1/store``). It has
+      as few folder names as possible, but no other store's path has the same end.
     """
     absolutes = [absolute(location) for location in locations]
     for path in absolutes:

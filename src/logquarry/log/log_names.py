@@ -8,14 +8,14 @@ A file's name is the physical offset of its first byte. Each frame contains its 
   If at least two of them agree with the name, the name is right, and the first frames are
   displaced. If fewer agree, the file offset that most of these frames imply is right, so one
   damaged PHYSICALOFFSET does no harm. Stale frames (left by an earlier truncation) imply the same
-  file offset as the others.
+  file offset as the other frames in the file.
 - A file without a frame keeps its name, unless another file needs that name.
 - If the frames of two files imply the same file offset, the file whose name is a different offset
   is a copy.
-- The offsets of all files leave the same remainder when divided by the file size. If the offset of
-  a file leaves another remainder than those of most files, and the file overlaps one of these
-  files, it does not belong to the log. If its frames agree with its name, it may be from another
-  store. Then recover refuses the store.
+- The offsets of all files leave the same remainder when divided by the file size. A file does not
+  belong to the log if its remainder differs from the remainder of most files, and the file overlaps
+  one of these files. If its frames agree with its name, it may be from another store. Then recover
+  refuses the store.
 - If the consume queues have different physical offsets for all messages that were read from a file,
   the file is from another store. Then recover refuses the store, and renames no file.
 """
@@ -185,8 +185,8 @@ class _Item:
 
     Attributes:
         named: the offset in the name, None if the name is not an offset.
-        ours: the offset in the file's new name, if the name has the suffix RENAMING because a
-            recovery was interrupted during the rename; else None.
+        ours: the offset in a name with the suffix RENAMING, which a recovery left because it was
+            interrupted during a rename; None for all other names.
         base: the offset that ``frames`` show, None if unknown.
     """
 
@@ -410,8 +410,9 @@ class _Identification:
             yield from (base for base in gaps if base not in there and base not in vacated)
 
     def _drop_overlapping(self) -> None:
-        """Drop a file if its offset leaves another remainder than those of most files, and the file
-        overlaps one of these files.
+        """Drop a file if it overlaps other files and its offset does not fit them. The offsets of
+        most files leave the same remainder when divided by the file size. An offset does not fit if
+        it leaves a different remainder.
         """
         files = self._right | self._placed
         size = size_of(tuple(StoreFile(base, files[base].size, "") for base in sorted(files)))
@@ -440,8 +441,8 @@ class _Identification:
     def _agrees_with_queues(self, item: _Item) -> bool | None:
         """True if a queue has the physical offset of one of the file's frames.
 
-        False if the queues have other offsets for all frames that were compared, and these are at
-        least _LEAST_FRAMES frames. None in all other cases.
+        False if at least _LEAST_FRAMES frames were compared, and the queues have a different offset
+        for each of them. None in all other cases.
         """
         others = 0
         for one in item.frames:
@@ -451,8 +452,8 @@ class _Identification:
             if entry == one.physical_offset:
                 return True
             others += 1
-        # One different offset is not enough, because RocketMQ 3 can use a queue offset for two
-        # messages after a restart.
+        # One different offset does not prove that the file is from another store, because RocketMQ
+        # 3 can use a queue offset for two messages after a restart.
         return False if others >= _LEAST_FRAMES else None
 
     def _entry_of(self, message: Frame) -> int | None:

@@ -283,7 +283,7 @@ def _folder_of(
     filesystem: FileSystem, folders: Sequence[str], path: str, numbered: _Numbered | None
 ) -> str | None:
     # If the store was copied, the folder may be in the store's root instead of at the configured
-    # path. Without ``numbered``, a folder without files is accepted too.
+    # path. If ``numbered`` is None, a folder that has no files is accepted too.
     places = [path.rpartition("/")[2]] if path.rpartition("/")[2] in folders else []
     if isinstance(filesystem, LocalFileSystem):
         root = filesystem.local_path("")
@@ -364,8 +364,8 @@ def _known_entry(filesystem: FileSystem) -> str | None:
 
 
 def _has_bytes(filesystem: FileSystem, path: str) -> bool:
-    # The bytes are the size in the first entry, which is never 0. Entries of batch queues begin
-    # with offset and size too.
+    # Bytes 8 to 11 are the SIZE field of the first entry. A written entry never has SIZE 0. Entries
+    # of batch queues begin with offset and size too.
     try:
         return bool(bytes(filesystem.open(path).window(0, 20)[8:12]).strip(b"\0"))
     except FileNotFoundError:

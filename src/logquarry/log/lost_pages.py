@@ -12,10 +12,10 @@ Readers then copy their windows (:class:`logquarry.log.readable.ReadableMap`), a
 ``pwrite`` (:class:`logquarry.disk.write_buffers.FileCopy`).
 
 If another handler, for example that of ``faulthandler``, has replaced this handler, the next call
-of :func:`watch` installs this handler again. The handler passes a signal to the handler that it has
-replaced if the address is in no watched map, if a process sent the signal, or if the access was
-misaligned. ``LOGQUARRY_SIGBUS=off`` prevents the installation, for example if a Java virtual
-machine in this process must handle SIGBUS.
+of :func:`watch` installs this handler again. When this handler is installed, it keeps the earlier
+handler. It passes a signal to the earlier handler if the address is in no watched map, if a process
+sent the signal, or if the access was misaligned. ``LOGQUARRY_SIGBUS=off`` prevents the
+installation, for example if a Java virtual machine in this process must handle SIGBUS.
 """
 
 from __future__ import annotations
@@ -73,5 +73,7 @@ def note_truncated() -> None:
 
 
 def next_lost(number: int, block: int) -> int:
-    """Return the first lost block (4,096 bytes) of a map from ``block`` on; -1 if there is none."""
+    """Return the first lost block (4,096 bytes) of a map at or after ``block``; -1 if there is
+    none.
+    """
     return c_next(number, block) if cython.compiled else -1

@@ -215,7 +215,8 @@ class LogBytes:
         return view.fault(at, size) if 0 < size <= self.files.file_size - at else None
 
     def whole_frame(self, file: StoreFile, at: int) -> tuple[codec.Window, int]:
-        """Return a window with the whole frame at ``at``, and the code of :func:`codec.walk`.
+        """Return a window that contains the whole frame at ``at``, and the code that
+        :func:`codec.walk` returns for this frame.
 
         In a DLedger log, each frame has a head of 48 bytes before it. If ``at`` is the start of
         such a head, the window begins with the head.
@@ -233,8 +234,8 @@ class LogBytes:
         return window, code
 
     def find(self, start: int, limit: int) -> int | None:
-        """Search a range for a sound frame, or a file that begins with a blank. Return the physical
-        offset of the first one; None if there is none.
+        """Return the physical offset of the first sound frame in a range, or of a file that begins
+        with a blank, if this file comes first. Return None if the range has neither.
 
         A blank at the start of the log's first file is ignored.
         """

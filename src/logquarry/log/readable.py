@@ -336,8 +336,8 @@ class ReadableMap:
         return memoryview(data)[start - first :]
 
     def _good_range(self, chunk: int) -> tuple[int, int]:
-        """Return the range around a chunk that is known to be readable, and keep it for the next
-        windows. The range is empty if the chunk is not readable.
+        """Return the largest range around a chunk in which all bytes are known to be readable. The
+        next windows use this range too. The range is empty if the chunk is not readable.
         """
         with self._change:
             start = chunk * CHUNK

@@ -245,8 +245,8 @@ def place_of(filesystem: FileSystem, file: str) -> str | None:
 
 
 def _is_single_older(filesystem: FileSystem) -> bool:
-    """Whether a broker changed topics or groups in the folders of version 1 after the last such
-    change in the single database. False if this is unknown.
+    """Whether the last change of topics or groups in the folders of version 1 is newer than the
+    last one in the single database. False if this is unknown.
     """
     if not is_installed():
         return False
@@ -291,8 +291,8 @@ def read_config(filesystem: FileSystem, file: str) -> bytes:
 
 
 def tables_in_rocksdb(filesystem: FileSystem) -> dict[str, bytes] | None:
-    """Return name of the JSON file -> document, for all documents that RocksDB has; None if a
-    document cannot be read.
+    """Return all documents that RocksDB has, as a dict from the name of the JSON file to the
+    document. Return None if a document cannot be read.
     """
     found = [file for file in CONFIG_TABLES if place_of(filesystem, file) is not None]
     try:
@@ -369,7 +369,7 @@ def table_name(number: int) -> str:
 
 
 def table_numbers(data: bytes) -> frozenset[int]:
-    """Return the numbers of the table files that the database has.
+    """Return the file numbers of the table files that the database uses.
 
     The function applies the edits before the first incomplete record, because a running broker may
     still be writing the last record. Raises ValueError if an edit has an unknown tag or is cut off.
@@ -410,8 +410,8 @@ class _Edit:
         self._position = 0
 
     def parse(self) -> tuple[int, bool, list[int], list[int]]:
-        """Return the column family, whether it is dropped, and the numbers of new and of deleted
-        files.
+        """Return the id of the column family, whether the edit drops this family, the file numbers
+        of the added files, and the file numbers of the deleted files.
         """
         family, is_dropped = 0, False
         added: list[int] = []

@@ -96,8 +96,9 @@ def spelled(names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
 def selected(
     names: Iterable[str], known: Sequence[str], to_count: str, are: str
 ) -> tuple[str, ...]:
-    """Check a selection of ``known`` columns. ``to_count`` (a column name) and ``are`` (the start
-    of the list of columns) are inserted into error messages.
+    """Check a selection of ``known`` columns. Two arguments are texts for error messages:
+    ``to_count`` is the column to select in order to count messages, and ``are`` is the text that
+    precedes the list of known columns.
     """
     result = tuple(names)
     if not result:
@@ -185,7 +186,7 @@ def sources(wanted: Sequence[str]) -> tuple[str, ...]:
 
 
 def kafka_batch(batch: pa.RecordBatch, wanted: Sequence[str]) -> pa.RecordBatch:
-    """Make Kafka's columns from a batch with the columns of :func:`sources`."""
+    """Make Kafka's columns from a batch that has the columns that :func:`sources` returns."""
     import pyarrow as pa
 
     arrays = [_array(batch, _BY_NAME[name]) for name in wanted]

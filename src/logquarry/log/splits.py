@@ -96,8 +96,8 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
 
 
 def _frame_end(reader: LogReader, offset: int) -> int:
-    """Return the end of the frame that contains ``offset``; ``offset`` if the frames that follow
-    each other without a break end before it.
+    """Return the end of the frame that contains ``offset``. Return ``offset`` itself if the chain
+    of frames from the start of its file breaks before ``offset``.
     """
     file = reader.files.at(offset)
     for event in reader.chain(offset if file is None else file.base):
@@ -113,16 +113,17 @@ def _frame_end(reader: LogReader, offset: int) -> int:
 def frame_start(layout: StoreLayout, offset: int) -> int:
     """Return the end of the frame or blank that contains ``offset``.
 
-    Return ``offset`` itself if a frame starts there, or if the bytes there are damage. Then a walk
-    from the returned offset on reports this damage.
+    Return ``offset`` itself if a frame starts there, or if the bytes there are damage. In the
+    second case, a walk that starts at the returned offset reports the damage.
     """
     # A walk that does not check CRCs also finds the frames with damaged bodies.
     reader = LogReader(layout, check_crc=False)
     file = reader.files.at(offset)
     if file is None or offset == file.base or reader.find(offset, offset + 1) == offset:
         return offset
-    # The largest frame that contains the offset usually starts shortly before it. A store can have
-    # larger frames than the settings allow, so search the whole file if nothing was found.
+    # If a frame contains the offset, it usually starts at most ``max_message_size`` bytes before
+    # the offset. A store can have larger frames than the settings allow, so search the whole file
+    # if nothing was found.
     near = max(file.base, offset - layout.config.max_message_size)
     for start in (near, file.base):
         for event in reader.events(start, offset, resync=start > file.base):
@@ -190,7 +191,7 @@ def split_events(reader: LogReader, split: LogSplit) -> Iterator[Event]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Stretches: parts of a log whose frames threads or machines decode for the dispatcher
+# Stretches: parts of a log. Threads or machines decode their frames for the dispatcher
 
 STRETCH_BYTES: Final = 8 << 20
 _THREADS: Final = 2
@@ -220,8 +221,8 @@ class Stretch:
     last_time: int = 0
 
     def __call__(self, window: Window, followed: Followed) -> None:
-        """Add the next frames, with which the window begins. The arguments are valid only during
-        the call.
+        """Add the next frames. These are the frames at the start of the window. The arguments are
+        valid only during the call.
         """
         rows, times = followed.rows, followed.requests.store_timestamp
         if not self.count:
@@ -266,7 +267,8 @@ class StretchReader:
         """Decode the frames that start in a range of one file, and add them to ``stretch``. The
         decoding ends early at the first position where no sound frame starts.
 
-        With ``resync``, ``start`` may lie inside a frame. Returns whether there are frames.
+        With ``resync``, ``start`` may lie inside a frame. Returns whether ``stretch`` has frames
+        after the call.
         """
         file = self._log.at(start)
         if file is None or not file.size:
@@ -295,8 +297,8 @@ class StretchReader:
     def _head_before(self, place: int, base: int) -> int:
         """Return the offset of the DLedger head before a frame, or ``place`` if there is no head.
 
-        The previous stretch ends where this head starts, and a stretch replaces a part of the walk
-        only if it starts where the previous part ends.
+        The returned offset must be the end of the previous stretch, because a stretch can replace a
+        part of the walk only if it starts exactly where the previous part ends.
         """
         at = place - ENTRY_HEAD.size
         if at < base or not self._log.has_heads:

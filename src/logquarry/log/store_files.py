@@ -130,7 +130,7 @@ class QueueForm:
 
 
 def queue_form(config: StoreConfig, topic: str) -> QueueForm:
-    """Return the form of a topic's queues. ``config`` must have all sizes."""
+    """Return the form of a topic's queues. ``config`` must state the sizes of queue files."""
     if topic in config.batch_topics:
         assert config.batch_queue_file_size is not None
         return QueueForm(BATCH_QUEUE, batch.ENTRY_SIZE, config.batch_queue_file_size)
@@ -350,7 +350,7 @@ def require_queue_links(
     StoreNotFound if one of ``files`` is not a regular file, for example a pipe.
     """
     for file in files:
-        # The list of files contains a path that is not a regular file as an empty file.
+        # If a path is not a regular file, the list of files shows it as an empty file.
         if not file.size and (wrong := filesystem.why_no_file(file.path)) is not None:
             path = filesystem.full_path(file.path)
             raise StoreNotFound(f"{path}: it {wrong}: move it out of the store")

@@ -218,8 +218,8 @@ class LogReader(LogBytes):
                     yield LogEnd(event.offset)
                     return
                 if event.is_tail and torn is None:
-                    # The log ends here. But continue to report damage, because the files after a
-                    # torn tail may contain further data, although no sound frame.
+                    # The log ends here, because no sound frame follows. The walk still continues,
+                    # because it must also report damaged data in the files after the torn tail.
                     torn = event.offset
         yield from self._behind(position)
 
@@ -332,8 +332,8 @@ class LogReader(LogBytes):
         return broken(damage.label, reason)
 
     def _is_expired(self, file: StoreFile) -> bool:
-        """Whether retention deleted the file during the walk. If retention did so, all files before
-        it are deleted too.
+        """Whether retention deleted the file during the walk. Retention deletes the oldest files
+        first, so all files before this file must be deleted too.
         """
         if not file.size or not isinstance(self.view(file), GoneFile):
             return False

@@ -69,8 +69,8 @@ class MasterConnection:
 
         Raises:
             ProtocolViolation: if the bytes are invalid, or contain an offset outside of this log.
-                The connection's state is then closed, but still process the exception's ``events``,
-                and send what :meth:`data_to_send` returns.
+                The connection's state is then closed. The caller must still process the exception's
+                ``events``, and send the bytes that :meth:`data_to_send` returns.
         """
         if self.state is ha.MasterState.CLOSED:
             return []
@@ -342,7 +342,7 @@ class Bucket:
         """Return the number of bytes that may be sent now: one portion, or 0."""
         if self._rate is None:
             return self._portion
-        # Collect at most the bytes of one second, so that no more are sent at once after a pause.
+        # Save at most the bytes of one second, so that a long pause does not allow a larger burst.
         most = 1_000 * max(self._portion, self._rate)
         passed = max(0, now_ms - self._filled_ms)
         self._held = min(most, self._held + passed * self._rate)

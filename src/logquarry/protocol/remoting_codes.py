@@ -1,7 +1,7 @@
 """The codes of RocketMQ's remoting protocol, and the header fields of each request.
 
-:class:`RequestCode` has the requests that servers and clients of RocketMQ 4.9 answer, and those of
-RocketMQ 5 that clients send.
+:class:`RequestCode` has all requests that a server or client of RocketMQ 4.9 answers. It also has
+the requests of RocketMQ 5 that clients send to servers.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _DEFAULTS: Final[Mapping[str, Any]] = {"text": "", "int": 0, "long": 0, "bool": 
 
 
 def _fields(words: str, keys: str = "") -> tuple[HeaderField, ...]:
-    """Return header fields for a text with one word ``name:kind`` for each field.
+    """Parse the definitions of header fields. ``words`` has one word ``name:kind`` for each field.
 
     ``?`` or ``??`` after the kind marks an optional field. The value of a missing optional field is
-    "", 0 or False with ``?``, and None with ``??``. ``keys`` has one letter for each field: the
-    name of the field in the short form of a send request's header.
+    "", 0 or False with ``?``, and None with ``??``. If ``keys`` is given, it has one letter for
+    each field. In the short form of a send request's header, this letter replaces the field's name.
     """
     found = []
     for number, word in enumerate(words.split()):

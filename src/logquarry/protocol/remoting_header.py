@@ -89,7 +89,8 @@ _RESPONSE: Final = int(Flag.RESPONSE)
 _ONEWAY: Final = int(Flag.ONEWAY)
 
 
-# A tuple, because creating one takes a third of the time of creating a dataclass.
+# A command is a tuple, because the creation of a tuple takes a third of the time that the creation
+# of a dataclass takes.
 class RemotingCommand(NamedTuple):
     """A request or an answer.
 
@@ -188,8 +189,8 @@ def _json_head(
     fields: Mapping[str, str],
     body_size: int,
 ) -> bytes | None:
-    """Only called if compiled: encode a frame without its body, for a command without a remark.
-    Return None if the header is long or needs escapes.
+    """Encode a frame without its body. The command must not have a remark. Return None if the
+    header is long or needs escapes. Only the compiled module calls this function.
     """
     head.size, head.is_plain = _PREFIX_SIZE, True
     out = cython.address(head)
@@ -281,7 +282,7 @@ def _is_int(value: Any) -> bool:
 
 
 def scan_json(header: bytes) -> Any:
-    """Parse a header. Return None if it is not JSON as the standard defines it.
+    """Parse a header. Return None if the header is not standard JSON.
 
     If compiled, also return None if it contains other values than strings, integers, and one level
     of nested objects. Raises ValueError if a string is not UTF-8.
@@ -304,7 +305,9 @@ def scan_json(header: bytes) -> Any:
 
 
 def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
-    """Only called if compiled: parse an object. Return None if it needs the module json."""
+    """Parse an object. Return None if only the module json can parse it. Only the compiled module
+    calls this function.
+    """
     found: dict[str, Any] = {}
     if scan.at == scan.end or scan.at[0] != b"{":
         return None
@@ -338,8 +341,8 @@ def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
 
 
 def _scan_text(scan: Any) -> str | None:
-    """Only called if compiled: parse a string. Return None if there is no string, or if the string
-    has an escape of a non-ASCII character.
+    """Parse a string. Return None if there is no string, or if the string has an escape of a
+    non-ASCII character. Only the compiled module calls this function.
     """
     if scan.at == scan.end or scan.at[0] != b'"':
         return None
@@ -352,7 +355,8 @@ def _scan_text(scan: Any) -> str | None:
         scan.at += 1
         plain: str = PyUnicode_DecodeUTF8(start, scan.at - start - 1, cython.NULL)
         return plain
-    # The unescaped text fits, because each escape is longer than its character.
+    # The unescaped text fits into this buffer, because each escape is longer than the character
+    # that it represents.
     made = PyBytes_FromStringAndSize(start, scan.end - start)
     to = PyBytes_AS_STRING(made)
     size = unescape(scan, start, to)
@@ -363,8 +367,8 @@ def _scan_text(scan: Any) -> str | None:
 
 
 def _scan_number(scan: Any) -> int | None:
-    """Only called if compiled: parse an integer, but at most its first 18 digits. Return None if
-    the current position has no integer.
+    """Parse an integer. Return None if there is no integer at the current position. If the integer
+    has more than 18 digits, stop after the first 18. Only the compiled module calls this function.
     """
     start = scan.at
     is_negative = scan.at[0] == b"-"

@@ -57,8 +57,8 @@ def runs(
     check_crc: bool = True,
     stop_offset: int | None = None,
 ) -> Iterator[Run]:
-    """Yield runs with all messages before ``stop_offset`` that can pass a filter, in physical
-    order. The caller must still apply the filter.
+    """Yield runs of frames in physical order. The runs contain every message before ``stop_offset``
+    that can pass the filter. The caller must still apply the filter.
     """
     batches.check_policy(on_damage)
     if damage is not None:
@@ -165,8 +165,8 @@ def _with_queues(layout: StoreLayout) -> set[str]:
 
 
 def _configured(layout: StoreLayout) -> set[str]:
-    """Return the topics that have a queue folder or are configured. Folders are listed again,
-    because the cached list may be old.
+    """Return the topics that have a queue folder, and the topics in the broker's configuration. The
+    function lists the folders again, because the cached list may be old.
     """
     folders = {
         entry.name

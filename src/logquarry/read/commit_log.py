@@ -1,8 +1,9 @@
 """Reads single frames of the commit log by physical offset, finds the log's start and end, and
 checks with samples whether the consume queues belong to the log.
 
-If a log file was replaced by a file of another store, its frames can begin at exactly the places
-to which the queues point. The queues then name a wrong topic for each frame.
+If a log file was replaced by a file of another store, its frames can by chance begin at the
+physical offsets in the queue entries. The frames then belong to other topics than the queues that
+point to them.
 """
 
 from __future__ import annotations
@@ -146,7 +147,8 @@ class CommitLog:
 
     # ----------------------------------------------------------------------------- single frames
     def frame_at(self, offset: int, size: int) -> memoryview | None:
-        """The ``size`` bytes from a physical offset; None if they are not all in one file.
+        """Return ``size`` bytes that start at a physical offset; None if they are not all in one
+        file.
 
         QUIRK: if the log's file 0 was deleted, Java's ``getMessage`` reads the bytes for offset 0
         from the start of the first existing file. This method returns None.
@@ -176,7 +178,8 @@ class CommitLog:
         return hot
 
     def reaches(self, end: int) -> bool:
-        """Whether the file of the last view still has all bytes before a physical offset.
+        """Whether the log file that was read last still contains all its bytes before a physical
+        offset.
 
         If bytes are missing, another program has truncated the file, and reading these bytes of the
         view would raise SIGBUS.
@@ -259,11 +262,11 @@ class CommitLog:
         raise self._explained(offset, outcome)
 
     def missing_file(self, offset: int) -> CorruptFrame | None:
-        """Return an error if the path of the log file for an offset does not lead to a file, but
-        for example to a pipe, a folder or a missing disk; else None.
+        """Return an error if the path of the log file for an offset leads to something that is not
+        a file, for example a pipe, a folder or a missing disk. Else return None.
         """
         file = self.files.at(offset)
-        # The list of files contains such a path as an empty file.
+        # In the list of files, such a path has the size 0.
         reason = self._layout.why_no_log_file(file.path) if file and not file.size else None
         if file is None or reason is None:
             return None
@@ -271,8 +274,9 @@ class CommitLog:
         return CorruptFrame(path, offset, reason, kind=MISSING_FILE)
 
     def missing_message(self, offset: int, size: int) -> CorruptFrame | Damage | None:
-        """Return why a read did not find the message to which a queue entry points: the error of
-        :meth:`missing_file`, or damage to the entry or to the log; None if there is no damage.
+        """Return the reason why a read did not find the message to which a queue entry points. The
+        reason is the error of :meth:`missing_file`, or the damage to the entry or to the log.
+        Return None if there is no damage.
 
         If the message is lost, but is not in a damaged part of the log, log a warning and return
         None. In this case the log file is missing or too short, or the log ends before the message.
@@ -322,8 +326,8 @@ class CommitLog:
         )
 
     def _explained(self, offset: int, outcome: Blank | Damage) -> MessageNotFound | CorruptFrame:
-        # Walk from the file's start to find out which is true: there is damage at the offset, or
-        # the offset is wrong, because it is inside a sound frame.
+        # Either there is damage at the offset, or the offset is wrong because it is inside a sound
+        # frame. To find out which is true, walk from the file's start.
         if (missing := self.missing_file(offset)) is not None:
             return missing
         where = f"{self._layout.log_path(offset)}: no message starts at {offset}"
@@ -369,8 +373,8 @@ class CommitLog:
                 file = self.files.at(position)
                 if file is None or position - file.base + frame.BLANK.size <= self.files.file_size:
                     break
-                # The rest of the file is too short for a blank. RocketMQ never leaves such a rest,
-                # but other programs may.
+                # There are too few bytes before the file's end for a blank. RocketMQ always leaves
+                # enough bytes for a blank, but other programs may not.
                 position = file.base + self.files.file_size
                 continue
             position += outcome.size

@@ -1,12 +1,12 @@
-"""Gets messages of compaction topics of RocketMQ 5 (``CompactionStore.getMessage``).
+"""Reads messages from the compaction topics of RocketMQ 5 (``CompactionStore.getMessage``).
 
 In ``compaction/``, the broker keeps the newest message of each key of such a topic::
 
     compactionLog/TOPIC/QUEUE/ frames; their PHYSICALOFFSET is their offset in this log
     compactionCq/TOPIC/QUEUE/ entries of batch queues; each file is named like its log file
 
-Messages that the broker has not compacted yet are only in ``commitlog/``. A get finds these
-messages through the consume queue.
+Messages that the broker has not compacted yet are only in ``commitlog/``. To find these messages, a
+get reads the consume queue.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CompactedQueue(BatchQueue):
         return self._layout.compacted_queue(self.topic, self.queue_id)
 
     def warn_of_gap(self, offset: int) -> None:
-        """Do nothing, because the compaction has removed both messages and their entries."""
+        """Do nothing: a gap is no damage, because compaction removes messages and their entries."""
 
 
 class CompactedGets:
@@ -93,7 +93,8 @@ class CompactedGets:
     def get(
         self, queue: Queue, offset: int, max_count: int, tags: frozenset[str] | None
     ) -> GetResult | None:
-        """Get messages from a queue offset on; None if the compacted log ends before this offset.
+        """Return the messages that start at a queue offset. Return None if the compacted queue ends
+        at or before this offset.
 
         Raises CorruptFrame if the first message is damaged.
         """
@@ -124,8 +125,8 @@ class CompactedGets:
         return low, max(high, compacted.max_offset)
 
     def queue_at(self, queue: Queue, offset: int) -> Queue:
-        """Return the queue that a get from this queue offset reads: the compacted queue if it ends
-        after the offset, else the consume queue.
+        """Return the queue that a get at this queue offset reads. It is the compacted queue if that
+        queue ends after the offset, else the consume queue.
         """
         compacted, _ = self._opened(queue)
         return compacted if offset < compacted.max_offset else queue
@@ -144,8 +145,8 @@ class CompactedGets:
 
 
 class CompactionFault(NamedTuple):
-    """A damaged or missing message of a compacted log: the place that an entry points to, and the
-    reason.
+    """A damaged or missing message of a compacted log. The fields are the path, the offset and the
+    size to which the entry points, and a description of the fault.
     """
 
     path: str

@@ -177,7 +177,9 @@ def rocksdb_config(layout: StoreLayout) -> Feature | None:
 
 
 def lacks_files(feature: Feature) -> bool:
-    """Whether only the names of missing files show that the store has the feature ROCKSDB_STORE."""
+    """Whether the feature ROCKSDB_STORE is known only from ``CURRENT`` or a manifest, because the
+    tables of RocksDB are lost.
+    """
     return any(path.endswith(f"/{CURRENT}") or "/MANIFEST-" in path for path in feature.evidence)
 
 
@@ -352,8 +354,9 @@ class _Finder:
             self._add(MULTI_DISPATCH, (folder,), f"queues of other topics: {_names(copies)}")
 
     def _sample(self) -> Iterator[tuple[str | None, Frame]]:
-        """Yield sample frames, each with the topic of its queue: first the log's first frame with
-        the topic None, then the frame to which the last entry of each queue points.
+        """Yield pairs of a topic and a sample frame. The first pair is None and the log's first
+        frame. For each queue, there follows a pair of the queue's topic and the frame to which its
+        last entry points.
         """
         if self._other_log is not None or not self._layout.commit_log.files:
             return

@@ -76,7 +76,7 @@ _HARM: Final = {
 }
 
 _OUT = {
-    # After a kill, it is possible that a broker makes only some of the lost entries again.
+    # If the broker was killed, its restart may restore only some of the lost entries.
     names.ROCKSDB_QUEUES: "`logquarry recover` and `rebuild` make new queues in RocksDB if no "
     "queue is in files, and no topic has batch queues (queue.type=BatchCQ); or copy the messages "
     "with `logquarry salvage --into`, which makes a store with queues in files; or start the "
@@ -137,8 +137,8 @@ def refusal(
     """
     try:
         if may_lack_log:
-            # The access to this property raises an error if files of the log are in folders that
-            # logquarry does not read.
+            # Reading this property raises an error if some log files are in folders that logquarry
+            # does not read.
             _ = layout.commit_log
         elif action is not Action.SALVAGE:
             require_log(layout)
@@ -154,8 +154,8 @@ def refusal(
         return _error(layout.root, feature, action)
     # If a store was not shut down cleanly, a writer recovers it first.
     if mode == "rocketmq" and action in (Action.WRITE, Action.LOAD, Action.RECOVER):
-        # If no folder has log files, the log is lost, and not elsewhere. Allow the recovery, which
-        # reports this loss.
+        # If no folder has log files, the log is not in another folder, but lost. Allow the
+        # recovery, because it reports the loss.
         fits = {names.LOG_ELSEWHERE} if layout.log_folders.feature is None else set()
         unfit = _NOT_AS_ROCKETMQ - fits
         other = next((one for one in found.features if one.name in unfit), None)

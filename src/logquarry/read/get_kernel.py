@@ -1,8 +1,10 @@
-"""``getMessage`` with one call of a compiled kernel. The module is compiled if possible.
+"""Answers ``getMessage`` with one call of a compiled kernel. This module is compiled too, if
+possible.
 
-The kernel reads the queue's entries and the log's bytes directly from the maps of the files. If the
-kernel finds damage or deleted messages, or if a file ends inside the answer, the kernel gives up,
-and the reference in pure Python, :func:`logquarry.read.get_message.get_message`, answers the get.
+The kernel reads the queue's entries and the log's bytes directly from the maps of the files. The
+kernel gives up if it finds damage or deleted messages, or if a file ends inside the answer. Then
+:func:`logquarry.read.get_message.get_message`, which is written in pure Python, answers the get. It
+is called the reference.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ _new_messages = object.__new__
 
 
 class _Entries:
-    """A view of the entries of a queue from offset ``first`` to ``stop``."""
+    """A view of a queue's entries, from queue offset ``first`` to ``stop`` (exclusive)."""
 
     __slots__ = ("address", "first", "stop", "units")
 
@@ -86,8 +88,8 @@ class _Entries:
 
 
 class LogAtHand:
-    """A view of a part of the log, with an array of numbers that the kernel reads: the view's
-    address and bounds, and the limits of an answer.
+    """A view of a part of the log, and an array of numbers for the kernel. The array contains the
+    view's address and bounds, and the limits of an answer.
     """
 
     __slots__ = ("address", "data", "end", "state")
@@ -131,8 +133,8 @@ class _Scratch:
 
 
 class _Tags:
-    """The tags of a subscription, with an array that the kernel reads: hash, address and length of
-    each tag.
+    """The tags of a subscription, and an array for the kernel. The array contains the hash, the
+    address and the length of each tag.
     """
 
     __slots__ = ("address", "data", "state")
@@ -151,7 +153,7 @@ class _Tags:
 
 
 class KernelGet:
-    """Answers the gets of one store for which the kernel suffices.
+    """Answers the gets of one store that the kernel can answer alone.
 
     Args:
         limits: maximum number of messages and bytes of one answer.
@@ -174,8 +176,9 @@ class KernelGet:
         self._entries: dict[Queue, _Entries] = {}
         self._tags: dict[frozenset[str], _Tags | None] = {}
         self._at_hand: LogAtHand | None = None
-        # _in_memory: whether the limits for messages in memory apply to the whole log. The value is
-        # computed again when the log's list of files is no longer _files.
+        # _in_memory: whether the limits for messages in memory apply to the whole log. _files is
+        # the list of the log's files for which this value was computed. If the log has another
+        # list, the value is computed again.
         self._files: object = None
         self._in_memory = False
         # If this process writes the log, use the writer's list of files, which costs nothing to
@@ -195,7 +198,8 @@ class KernelGet:
     def get(
         self, queue: Queue, offset: int, max_count: int, tags: frozenset[str] | None = None
     ) -> GetResult | None:
-        """Get messages from a queue offset on. Return None if only the reference can answer.
+        """Return the messages that start at a queue offset. Return None if only the reference can
+        answer.
 
         Arguments and result are those of :func:`logquarry.read.get_message.get_message`.
         """
@@ -304,14 +308,14 @@ class KernelGet:
             try:
                 self._tags[tags] = _Tags(tags)
             except UnicodeEncodeError:
-                # The tag contains half a surrogate pair, which UTF-8 cannot encode. The reference
-                # compares such tags.
+                # The tag contains half a surrogate pair, which UTF-8 cannot encode. For this
+                # subscription, the reference answers the gets.
                 self._tags[tags] = None
         return self._tags[tags]
 
     def _read_entries(self, queue: Queue, offset: int) -> _Entries | None:
-        """Read the entries from a queue offset to the end of the queue file, or to the last entry.
-        Return None if only the reference can read them.
+        """Read the entries that start at a queue offset and end at the end of the queue file or of
+        the queue. Return None if only the reference can read them.
         """
         next_file = offset + queue.units_per_file - offset % queue.units_per_file
         first, units = next(queue.runs(offset, next_file), (offset, None))
@@ -323,8 +327,8 @@ class KernelGet:
         return found
 
     def _read_log(self, units: _Entries, offset: int, count: int = 1) -> LogAtHand:
-        """Return a view of the log that contains the queue's ``count`` messages from a queue offset
-        on.
+        """Return a view of the log with ``count`` messages of the queue, starting at a queue
+        offset.
 
         If these messages are spread over more than _LONGEST bytes of the log, the view may contain
         only the first of the messages.
@@ -353,7 +357,7 @@ class MessageGetter:
         broker: the ``broker`` of each message.
 
     Attributes:
-        kernel: answers the gets for which the kernel suffices; returns None for the others.
+        kernel: answers a get if the kernel can answer it alone, else returns None.
         compacted: answers the gets of compaction topics.
     """
 
@@ -374,7 +378,7 @@ class MessageGetter:
     def get(
         self, queue: Queue, offset: int, max_count: int, tags: frozenset[str] | None = None
     ) -> GetResult:
-        """Messages from a queue offset on.
+        """Return the messages that start at a queue offset.
 
         Raises:
             CorruptFrame: if the first message is damaged.
@@ -391,13 +395,13 @@ class MessageGetter:
             if lost() == before:
                 return found
             # A page of a map was lost during this get (:mod:`logquarry.log.lost_pages`), so the
-            # answer may contain wrong bytes. Get again from new views.
+            # answer may contain wrong bytes. Release the views, and read the messages again.
             self.release()
 
     def reference(
         self, queue: Queue, offset: int, max_count: int, tags: frozenset[str] | None = None
     ) -> GetResult:
-        """Get messages from a queue offset on, without the kernel."""
+        """Return the messages that start at a queue offset, without use of the kernel."""
         return get_message(
             self.log,
             queue,

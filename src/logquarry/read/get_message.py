@@ -1,9 +1,10 @@
-"""Gets messages of a queue in pure Python, as ``DefaultMessageStore.getMessage`` of 4.9.3 does.
+"""Reads messages of a queue in pure Python. The rules are those of
+``DefaultMessageStore.getMessage`` in RocketMQ 4.9.3.
 
 A get with tags compares the hashes of these tags with the tags codes of the queue's entries.
 
-A get checks the CRC of each message at once. The fields of a message are decoded when a caller
-reads a field for the first time.
+A get checks the CRC of each message before it returns. It does not decode the fields of a message:
+they are decoded when a caller reads a field for the first time.
 """
 
 from __future__ import annotations
@@ -103,8 +104,9 @@ def read_message(
     """Read the message whose frame is all of ``data``, and check its CRC.
 
     Returns:
-        The message, or the damage if the frame is not sound. None if the frame's size and magic are
-        zeros: either the log has lost its end, or these bytes were never written.
+        The message, or the damage if the frame is not sound. The result is None if the frame's size
+        and magic are zeros. In this case, the log has lost its end, or these bytes were never
+        written.
     """
     size = len(data)
     if size >= frame.FIXED_SIZE_V1:
@@ -180,9 +182,9 @@ def _tags_of(message: GotMessage) -> str | None:
 class GotMessages(GotBlock, Sequence[StoredMessage]):
     """The messages of one ``get``, in queue order; equal to a tuple of the same messages.
 
-    The object contains a copy of the frames. The first access to a message makes the objects of all
-    messages. There is no constructor, because its call would take half as long as reading a
-    message. Instead, ``KernelGet`` sets the attributes.
+    The object contains a copy of the frames. When a caller reads one message for the first time,
+    the objects of all messages are created. There is no constructor, because its call would take
+    half as long as reading a message. Instead, ``KernelGet`` sets the attributes.
     """
 
     __slots__ = ()
@@ -255,7 +257,9 @@ class GetMessageStatus(Enum):
 
 
 class GetResult(NamedTuple):
-    """The answer to a ``get`` (``GetMessageResult``); ``messages`` is empty unless FOUND."""
+    """The answer to a ``get`` (``GetMessageResult``); ``messages`` is empty unless the status is
+    FOUND.
+    """
 
     status: GetMessageStatus
     messages: Sequence[StoredMessage]
@@ -279,8 +283,8 @@ class TransferLimits:
     """The maximum numbers of messages and bytes of one ``get`` (``isTheBatchFull``).
 
     The answer contains the first message even if it exceeds the limits. For messages in the last
-    ``memory_bytes`` of the log, ``count`` and ``size`` apply; for earlier messages, ``disk_count``
-    and ``disk_size``.
+    ``memory_bytes`` of the log, the limits are ``count`` and ``size``. For earlier messages, the
+    limits are ``disk_count`` and ``disk_size``.
     """
 
     memory_bytes: int
@@ -315,10 +319,10 @@ def get_message(
 ) -> GetResult:
     """Get up to ``max_count`` messages (at least one) from a queue offset on.
 
-    With ``tags``, the get checks each message twice. As in RocketMQ's store, the hash of its tag
-    (the tags code) must equal the hash of a wanted tag. As in RocketMQ's consumers, its tag must be
-    a wanted tag. The get skips messages in ``known_damage``, the physical offsets that a recovery
-    has recorded as damaged.
+    With ``tags``, the get checks each message twice. First, as in RocketMQ's store, the hash of the
+    message's tag (the tags code) must equal the hash of a wanted tag. Second, as in RocketMQ's
+    consumers, the tag itself must equal a wanted tag. The get skips messages in ``known_damage``,
+    the physical offsets that a recovery has recorded as damaged.
 
     Raises:
         CorruptFrame: if the first message has damage that is not in ``known_damage``. If a later
@@ -369,8 +373,9 @@ def get_message(
             continue
         most, most_size = on_disk if physical_offset < in_memory_from else in_memory
         # QUIRK: a filler has the size Integer.MAX_VALUE. In Java, adding this size overflows, so a
-        # filler never exceeds the limit. If several entries point to one frame, the frame of an
-        # inner batch is counted once, but any other frame is counted for each entry.
+        # filler never exceeds the limit. Several entries may point to one frame. If the frame is an
+        # inner batch, its size is counted once. The size of any other frame is counted once per
+        # entry.
         added = 0 if unit_size == FILLER_SIZE or physical_offset == last_batch else unit_size
         grown = size + added
         if messages and (len(messages) >= most or grown > most_size):
@@ -462,8 +467,8 @@ class _InnerReader:
 def may_match(tags_code: int, codes: Collection[int]) -> bool:
     """Whether a message with this tags code can have one of the wanted tags."""
     # A code below INT_MIN is an address in ConsumeQueueExt, and does not determine the tag. Java
-    # compares only the low 32 bits (intValue()), although codes in the schedule topic are delivery
-    # times of more than 32 bits.
+    # compares only the low 32 bits of a code (intValue()). It also does this in the schedule topic,
+    # where the codes are delivery times of more than 32 bits.
     return tags_code < java.INT_MIN or java.to_int(tags_code) in codes
 
 
@@ -478,8 +483,8 @@ def memory_start(log: CommitLog, limits: TransferLimits) -> int:
 
 
 def _numbers(units: Units, count: int) -> Iterator[tuple[int, int, int]]:
-    """Convert the entries to Python numbers, a part at a time, because the caller usually needs
-    only the first ``count`` entries.
+    """Yield the entries as tuples of Python numbers. The function converts a few entries at a time,
+    because the caller usually needs only the first ``count`` entries.
     """
     step = max(1, min(count + 1, _MOST_AT_ONCE))
     for at in range(0, len(units), step):

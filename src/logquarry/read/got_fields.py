@@ -95,7 +95,7 @@ class GotBlock:
 
 
 def _find_rows(frames: bytes, count: int) -> bytes:
-    """Return the table of rows (:mod:`logquarry.format.arrays`) of the frames of a get."""
+    """Return a table that has one row for each frame (:mod:`logquarry.format.arrays`)."""
     global _address  # noqa: PLW0603 - the address of the one kernel
     if cython.compiled:
         if not _address:

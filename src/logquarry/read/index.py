@@ -106,8 +106,8 @@ def has_index_tags(layout: StoreLayout, files: OpenFiles) -> bool:
     """Determine whether the index has tags (the setting ``index_tags``).
 
     If none of the newest messages in the index has a tag, the setting recorded in the store is
-    used. If no setting is recorded, the index is assumed to have tags if the store has the folder
-    ``rocksdbstore/``, which brokers make since 5.4.0.
+    used. If no setting is recorded, the result depends on the folder ``rocksdbstore/``, which
+    brokers create since 5.4.0: if the store has this folder, the index is assumed to have tags.
     """
     found = find_tag_entries(layout, files)
     if found is not None:
@@ -118,8 +118,9 @@ def has_index_tags(layout: StoreLayout, files: OpenFiles) -> bool:
 def find_tag_entries(layout: StoreLayout, files: OpenFiles) -> TagEntries | None:
     """Check whether the newest messages in the index have entries for their tags.
 
-    The function reads the last entries of one index file after the other, newest file first, until
-    it finds a message with a tag. Return None if it finds no such message.
+    The function begins with the newest index file and reads its last entries. If none of them
+    belongs to a message with a tag, it continues with the next older file. Return None if it finds
+    no such message.
     """
     log = CommitLog(layout, files=files)
     most = _MOST_ENTRIES
@@ -134,7 +135,8 @@ def find_tag_entries(layout: StoreLayout, files: OpenFiles) -> TagEntries | None
         for at in range(0, len(data) - index.ENTRY.size + 1, index.ENTRY.size):
             entry = index.decode_entry(data, at)
             hashes[entry.physical_offset].add(entry.key_hash)
-        # Skip the first message: its entry for the tag may be before the entries that were read.
+        # Skip the message of the first entry that was read, because the entry for its tag may be an
+        # earlier entry, which was not read.
         is_known = False
         for offset, found in list(hashes.items())[1:]:
             has_tag = _has_tag(log, offset, found)
@@ -191,8 +193,8 @@ def query_message(
             if message is None:
                 continue
             if number == 0:
-                # QUIRK: if the log no longer has the oldest message, last_time stays the same, so
-                # the next round finds the same offsets.
+                # QUIRK: if the log no longer has the oldest message that was found, last_time does
+                # not change, so the next round finds the same offsets.
                 last_time = message.store_timestamp
             found.append(message)
         if found or last_time < begin:

@@ -1,5 +1,5 @@
 """Reads index files (``IndexFile``): their headers, their entries and the messages that the entries
-point to. Also infers the shape of a file, its numbers of slots and entries.
+point to. Also infers the shape of a file, that is, its number of slots and its number of entries.
 
 The entries of a slot form a chain, from the newest to the oldest. A query follows a chain only to
 older entries, so it ends even if a pointer is damaged. A read raises no error for damaged bytes. If
@@ -75,7 +75,7 @@ def _shape_of(room: int, slots: int) -> IndexShape:
 
 
 def kept_shape(layout: StoreLayout) -> IndexShape | None:
-    """The shape that a writer recorded in the store; None if there is no record."""
+    """Return the index shape that a writer recorded in the store; None if none is recorded."""
     slots, entries = (layout.kept_settings.get(n) for n in ("max_hash_slot_num", "max_index_num"))
     return IndexShape(slots, entries) if slots and entries else None
 
@@ -101,7 +101,7 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
     remainder = words % _ENTRY_WORDS
 
     def from_last_word(word: int) -> int:
-        """Return the only number of slots for which the word at this index is in the last entry."""
+        """Return the number of slots for which the word at this index belongs to the last entry."""
         before = word - last * _ENTRY_WORDS
         return before - (before - remainder) % _ENTRY_WORDS
 
@@ -110,13 +110,15 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
         if word is not None:
             yield from_last_word(word)
         # The last nonzero word may belong to an entry that a writer has added but not counted in
-        # the header yet. So also try the places where the end offset of the header occurs.
+        # the header yet. So also try all words that contain the same physical offset as the
+        # header's end offset.
         yield from map(from_last_word, _words_with(data, header.end_offset))
 
     yield from (slots for slots in guesses() if 1 <= slots <= most)
     # The header counts used slots. Usually, the number of slots is not smaller than this count, so
-    # search from the count on first. But the number can be smaller, because RocketMQ before 4.7
-    # counted keys in this field, and a later version continues to count from that number.
+    # search from the count on first. But the number of slots can be smaller than the count, because
+    # RocketMQ before 4.7 counted keys in this field. A later version adds its used slots to that
+    # count.
     stop = most + 1
     for least in (header.slots_used, 1):
         first = max(1, min(least, most))
@@ -130,8 +132,8 @@ def _last_nonzero_word(data: memoryview) -> int | None:
     stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
     while stop > HEADER.size:
         start = max(HEADER.size, stop - _CHUNK)
-        # The comparison makes a new array. flatnonzero fails if its data change, and a writer may
-        # change the index.
+        # A writer may change the file during the search, and flatnonzero fails if its input
+        # changes. The comparison with 0 makes a new array, which does not change.
         found = np.flatnonzero(np.frombuffer(data[start:stop], np.int32) != 0)
         if len(found):
             return (start - HEADER.size) // _WORD + int(found[-1])
@@ -173,12 +175,13 @@ def _share_chained(
     numbers: Int64,
     header: IndexHeader,
 ) -> float:
-    """Share (0 to 1) of some entries that are in the chain of their slot: the slot points to the
-    entry or a newer entry, and the entry points to an older entry of the same slot.
+    """Return the share (0 to 1) of the entries ``numbers`` that are in the chain of their slot. For
+    such an entry, the slot points to this entry or to a newer entry. The entry itself points to an
+    older entry of the same slot, or to no entry.
     """
     some = entries[numbers]
     offsets, previous = some["physical_offset"], some["previous"].astype(np.int64)
-    # Zeros that were never overwritten are no entry. These zeros would look like entries of slot 0.
+    # Ignore an entry of zeros, because it was never written. It would look like an entry of slot 0.
     sound = (offsets > 0) | (some["key_hash"] != 0) | (some["seconds"] != 0)
     sound &= (offsets >= header.begin_offset) & (offsets <= header.end_offset)
     sound &= (some["seconds"] >= 0) & (previous >= 0) & (previous < numbers)
@@ -234,7 +237,9 @@ class IndexFile:
         return self.is_empty or self.shape is not None
 
     def is_time_matched(self, begin: int, end: int) -> bool:
-        """Whether the file can have keys of messages stored from ``begin`` to ``end``."""
+        """Whether the file can have keys of messages with a store time between ``begin`` and
+        ``end``.
+        """
         header = self.header
         first, last = header.begin_timestamp, header.end_timestamp
         if begin < first and end > last:
@@ -251,8 +256,9 @@ class IndexFile:
         """Add the physical offsets of a key to ``found``, newest first, up to ``max_count``.
 
         The offsets include messages of other keys with the same hash, because an entry contains
-        only the hash. Entries store times in whole seconds after the file's first store time, so
-        ``begin`` and ``end`` are compared at this precision.
+        only the hash. An entry contains the store time as a number of whole seconds since the
+        file's first store time. So the comparison with ``begin`` and ``end`` is only exact to a
+        second.
         """
         first = self.header.begin_timestamp
         hashes = _hashes(topic, key)

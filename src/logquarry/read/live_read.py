@@ -35,8 +35,8 @@ _Files = tuple[tuple[int, ...], int, int]
 
 
 class ServedLog(Protocol):
-    """The log and the queues of an open store, as the delivery of delayed messages and the
-    transaction checks read them.
+    """The interface through which the delivery of delayed messages and the transaction checks read
+    the log and the queues of an open store.
     """
 
     def queue_ids(self, topic: str) -> Iterable[int]:
@@ -159,11 +159,11 @@ class LiveQueue(LiveBounds, _LiveFiles):
     ) -> None:
         super().__init__(topic, queue_id, files, log)
         self.units_per_file = files.file_size // UNIT_SIZE
-        # True if RocketMQ 5 wrote the store. In such a store, a queue whose messages have all
-        # expired has its max offset as min offset; in another store, the min offset is then 0.
+        # True if RocketMQ 5 wrote the store. If all messages of a queue have expired, the min
+        # offset is the max offset in such a store, and 0 in any other store.
         self._is_5 = is_5
-        # A pair: the two numbers for which the min offset was computed (the start of the queue's
-        # first file, and the start of the log), and the min offset.
+        # The cached min offset, as a pair. The first item is (start of the queue's first file,
+        # start of the log) at the time of the computation. The second item is the min offset.
         self._min: tuple[tuple[int, int], int] | None = None
         self._low = None, None, 0
 

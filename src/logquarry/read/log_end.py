@@ -8,9 +8,9 @@
   entry points to. If the chain of frames continues there, the log reaches to the end of the chain.
 
 QUIRK: the queues may have entries for messages that the log no longer has. After a bad frame,
-RocketMQ's recovery deletes all later log files. But it truncates the file with the bad frame, and
-the queues, only in memory. So after a clean shutdown, a break in the *last* file is the log's end
-(:func:`sound_bound`), and an earlier break is damage.
+RocketMQ's recovery deletes all later log files. It also truncates the file with the bad frame and
+the queues, but only in memory: the bytes on the disk stay. So after a clean shutdown, a break in
+the *last* file is the log's end (:func:`sound_bound`), and an earlier break is damage.
 
 Lost messages are found from the entries that queues and index still have for them. If queues and
 index are lost too, the checkpoint shows the loss: it has the store time of the last synced message.
@@ -105,9 +105,9 @@ def last_entries(
     If a message in the index is later than all messages in queues, an entry for that message comes
     first, because the queues' last entries may be lost too. Of the queues in RocksDB, the function
     reads only the 64 whose last messages have the highest physical offsets. If an entry's message
-    would end more than one file after the log, the entry may be damaged, and is omitted. But if the
-    last two entries of a queue both point after the log's last file, files of the log are missing,
-    and the entry is not omitted.
+    would end more than the size of a log file after the log's end, the entry may be damaged, and
+    the function omits it. But if the last two entries of a queue both point after the log's last
+    file, log files are missing, and the function does not omit the last entry.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
@@ -190,8 +190,8 @@ def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
         return bound
     start = last_file_start(layout)
     if start is None:
-        # Every file begins with zeros, so none is known to have frames. Walk the whole log: it ends
-        # at its first break.
+        # Every file begins with zeros, so no file is known to have frames. So walk the whole log.
+        # Its end is its first break.
         start = layout.commit_log.start
     if bound is None or bound <= start:
         return bound
@@ -243,8 +243,8 @@ def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
 class LogFrontier:
     """Finds the end of a growing log for readers that poll for new messages.
 
-    A reader must not read further than the log is known to reach, because later bytes may belong to
-    no message of the log. So the end is:
+    A reader must not read bytes after the known end of the log, because such bytes may not belong
+    to a message of the log. The known end is:
 
     - if the durable offset is known: the durable offset;
     - if a process has the store open, or may have it open: the end of the unbroken frames;
@@ -260,8 +260,8 @@ class LogFrontier:
     def __init__(self, *, skips_damage: bool = False) -> None:
         self._skips_damage = skips_damage
         self._end = 0
-        # A cache for closed stores: first the files and the checkpoint, then the log's end that was
-        # found for them.
+        # A cache for stores that no process has open, as a pair. The first item is the files and
+        # the checkpoint. The second item is the log's end that was found for them.
         self._closed: tuple[object, int] = None, 0
         self._searched: int | None = None
         self._is_loss_known = False
@@ -315,8 +315,8 @@ class LogFrontier:
         except ValueError:
             checkpoint = None
         seen, end = self._closed
-        # Also check that the chain still ends there, because the files of a backup may be changed
-        # in place.
+        # Also check that the chain of frames still ends at the cached end, because a program that
+        # makes backups may change the files in place.
         if seen == (files, checkpoint) and LogReader(layout).chain_end(end) == end:
             return end
         entries = last_entries(layout)
@@ -338,8 +338,8 @@ class LogFrontier:
         log = layout.commit_log
         reader = LogReader(layout, live=True)
         # Start in the last file with a frame, even if the known offset is in an earlier file. All
-        # bytes before this start are part of the log: a reader finds out later whether they are
-        # frames or damage.
+        # bytes before this file are part of the log. Whether they are frames or damage is checked
+        # later, when a reader reads them.
         start = last_file_start(layout)
         start = log.start if start is None else start
         at = known if start <= known < log.end else start
@@ -412,8 +412,8 @@ def find_lost_tail(
     """Do the same as :func:`lost_tail`, for a caller that has not read the log.
 
     ``entries`` is the result of :func:`last_entries`. The function reads the store time of the
-    message of the first entry. Only if the checkpoint has a later time, it also reads the last log
-    file. No process may have the store open.
+    message to which the first entry points. If the checkpoint has a later time, the function also
+    reads the last log file. No process may have the store open.
     """
     log = layout.commit_log
     if lost_tail(layout, 0) is None:
@@ -421,8 +421,8 @@ def find_lost_tail(
     if entries:
         last = entries[0]
         if log.at(last.physical_offset) is None:
-            # The file of the message does not exist, so the caller knows of the loss from the
-            # entries.
+            # The log file that should contain the message does not exist. The caller already knows
+            # of this loss, because it has the entries.
             return None
         if lost_tail(layout, store_time_at(*last[:2])) is None:
             return None
@@ -489,8 +489,8 @@ def lost_messages(
             counts.append(held)
     at, size = indexed_frames(layout, min([log_end, *starts.tolist()]), spans)
     is_lost = lost(at)
-    # np.unique keeps the first size of each offset. So sizes from the index, which are estimates,
-    # are last.
+    # np.unique keeps the first size of each offset. So append the sizes from the index after the
+    # sizes from the queues, because the index only has estimates.
     offsets.append(at[is_lost])
     sizes.append(size[is_lost])
     counts.append(np.ones(np.count_nonzero(is_lost), np.int64))

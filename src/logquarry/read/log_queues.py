@@ -29,8 +29,8 @@ _CHUNK: Final = 1 << 20
 
 
 class UnitCount(NamedTuple):
-    """Number, bytes and largest size of the messages of some entries. ``end`` is the physical
-    offset after the last of these messages.
+    """The number of messages to which some entries point, their total bytes, and the largest size.
+    ``end`` is the physical offset after the last of these messages.
     """
 
     messages: int = 0
@@ -83,10 +83,10 @@ class _Counted:
     """The count of one queue.
 
     Attributes:
-        files: counts by file number.
+        files: maps the number of each queue file to the count of its messages.
         until: the queue offset up to which entries were counted.
         last: the entry directly before ``until``; None if there is none. If the queue later has a
-            different entry in this place, the topic was recreated.
+            different entry at this queue offset, the topic was deleted and recreated.
     """
 
     __slots__ = ("files", "last", "until")
@@ -127,8 +127,8 @@ class RetainedCounter:
                 if is_shorter or (
                     low < known.until and queue.entry_before(known.until) != known.last
                 ):
-                    # The counted entries are gone: the topic was deleted, and recreated with the
-                    # same name.
+                    # The queue no longer has the entries that were counted, because the topic was
+                    # deleted and recreated.
                     known = self._queues[key] = _Counted()
                 if has_moved:
                     self._drop(queue, known, log_start, log_end)
@@ -367,8 +367,8 @@ def _only_carries(message: StoredMessage) -> bool:
     RocketMQ 5 dispatches no message of a system topic to further queues. But a retried or delayed
     message, which is in a system topic, has the properties of the original message
     (``MultiDispatchUtils.isNeedHandleMultiDispatch``). RocketMQ 4.9 does dispatch such a message,
-    with new offsets in its properties. The versions differ in the property string, which ends with
-    a separator only in 5.x.
+    with new offsets in its properties. The property string shows the version: only 5.x ends it with
+    a separator.
     """
     return (
         message.topic.startswith(_SYSTEM_PREFIXES) or message.topic == props.SCHEDULE_TOPIC

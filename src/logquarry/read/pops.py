@@ -1,7 +1,8 @@
 """Finds the messages that consumers of RocketMQ 5 have received with a pop request, but not
 acknowledged.
 
-The broker records pops in these places, and a store may have records in all of them::
+Each delivery for a pop request is called a pop. The broker records pops in these places, and a
+store may have records in all of them::
 
     rmq_sys_REVIVE_LOG_*   check points (tag ck) and acknowledgements (ack, bAck). They wait in
                            rmq_sys_wheel_timer until the messages become visible again.
@@ -131,8 +132,7 @@ def _revive_messages(layout: StoreLayout) -> Iterator[Frame]:
 
 
 def _add_check_points(popped: _Popped, frames: Iterable[Frame]) -> None:
-    """Add the messages that check points (``PopCheckPoint``) list as popped, without the
-    acknowledged messages.
+    """Add the messages that are in a check point (``PopCheckPoint``) and not acknowledged.
 
     Like the broker, the function ignores invalid messages.
     """

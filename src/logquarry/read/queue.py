@@ -45,7 +45,9 @@ def warn_of_missing(path: str, offset: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class QueueSegment:
-    """One file of a queue: queue offset of its first entry, and number of written entries."""
+    """One file of a queue. ``start`` is the queue offset of the file's first entry, and ``count``
+    is the number of written entries.
+    """
 
     start: int
     count: int
@@ -80,7 +82,7 @@ class Queue(ABC):
 
     @property
     def entry_end(self) -> int:
-        """Number of entries before the queue's end, including the entries in deleted files."""
+        """The number of entries before the queue's end. Entries in deleted files count too."""
         return self.max_offset
 
     def bounds(self) -> tuple[int, int]:
@@ -88,7 +90,7 @@ class Queue(ABC):
         return self.min_offset, self.max_offset
 
     def reaches(self, stop: int) -> bool:
-        """Whether the files still have all entries before a queue offset (none was truncated)."""
+        """Whether the files still have all entries before a queue offset: no file was truncated."""
         return True
 
     @property
@@ -108,13 +110,17 @@ class Queue(ABC):
 
     @abstractmethod
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """Yield the entries in ``[start, stop)``: the first queue offset and an array per file.
+        """Yield the entries in ``[start, stop)``, as one pair per file. A pair is the queue offset
+        of the first entry, and the array of entries.
 
         Missing files are skipped. Unwritten entries (:func:`is_written`) are included.
         """
 
     def warn_of_gap(self, offset: int) -> None:  # noqa: B027
-        """If the queue is in files, warn that the reader leaves out a message without an entry."""
+        """Warn that the queue has no entry at this queue offset, so a reader leaves out the
+        message. By default, this method does nothing: the queues that are read from files or from
+        RocksDB override it.
+        """
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, Records]]:
         """Yield the same entries as :meth:`runs`, with all stored fields."""
@@ -123,8 +129,9 @@ class Queue(ABC):
     def units(self, start: int, stop: int) -> Units:
         """Return one entry for each queue offset in ``[start, stop)``, up to the queue's end.
 
-        Entries in missing files are zeros. If one file has the range, the result is a view. Raises
-        UsageError if ``start`` is negative, or if more than MOST_HOLES entries have no file.
+        Entries in missing files are zeros. If the whole range is in one file, the result is a view
+        of that file and not a copy. Raises UsageError if ``start`` is negative, or if more than
+        MOST_HOLES entries of the range are in missing files.
         """
         if start < 0:
             raise UsageError(f"there is no queue offset {start}")
@@ -164,9 +171,10 @@ class Queue(ABC):
     ) -> int:
         """Return the queue offset of a message stored at or near ``timestamp``; 0 if none is found.
 
-        If no message has exactly this time, the search compares the messages of a file directly
-        before and after this time, and chooses the nearer one. If both are equally near, it chooses
-        the earlier one (``getOffsetInQueueByTime``).
+        If no message has exactly this time, the search compares two messages of one queue file: the
+        last message before this time and the first message after it. It chooses the message whose
+        time is nearer, and the earlier message if both are equally near
+        (``getOffsetInQueueByTime``).
 
         QUIRK: Java chooses the file by its modification time, which is wrong for copied files. This
         method uses the store time of the file's last message.
@@ -256,7 +264,7 @@ class FileQueue(Queue):
     @staticmethod
     @abstractmethod
     def names(layout: StoreLayout) -> KeysView[tuple[str, int]]:
-        """Return the sorted (topic, queue id) of each queue of this kind."""
+        """Return the (topic, queue id) pairs of all queues of this kind, sorted."""
 
     @classmethod
     def all_of(
@@ -274,7 +282,7 @@ class FileQueue(Queue):
         """List the queue's files."""
 
     def _use(self, sequence: FileSequence) -> None:
-        # The entries of a file whose name is no multiple of the entry size have no queue offsets.
+        # If a file's name is not a multiple of the entry size, its entries have no queue offsets.
         files = tuple(file for file in sequence.files if file.base % self.entry_size == 0)
         self.listed = sequence  # includes files whose names are no queue offsets
         self.sequence = FileSequence(files, sequence.file_size)
@@ -306,7 +314,9 @@ class FileQueue(Queue):
     max_offset = entry_end
 
     def file_bytes(self) -> Iterator[tuple[StoreFile, memoryview]]:
-        """Yield each file and its bytes, up to the start of the next file."""
+        """Yield each file with its bytes. If a file reaches past the start of the next file, the
+        bytes after this start are omitted.
+        """
         for index, file in enumerate(self.files):
             yield file, self._reader.read(file.path, 0, self._room_of(index))
 
@@ -316,7 +326,7 @@ class FileQueue(Queue):
         return self._tail
 
     def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
-        """Return the index of the last file with written entries, and their number."""
+        """Return the index of the last file that has written entries, and their number there."""
         for index in range(len(self.files) - 1, -1, -1):
             is_known = self.files[index].base == known
             written = self._written_prefix(index, count if is_known else 0)
@@ -451,7 +461,9 @@ class ConsumeQueue(FileQueue):
         warn_of_missing(self._layout.filesystem.full_path(path), offset)
 
     def warn_of_lost_end(self) -> None:
-        """Warn if entries follow shortly after the queue's end, because then a page was lost."""
+        """Warn if there are entries shortly after the queue's end. Such entries show that a page of
+        the file was lost.
+        """
         index, count = self._tail_position()
         if not self.files or self._checked == (index, count) or self._layout.cut_end is not None:
             return

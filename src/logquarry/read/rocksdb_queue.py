@@ -58,9 +58,9 @@ class QueueDb:
     """A snapshot of the queues in one RocksDB folder of a store.
 
     RocksDB has the entries of all messages before the physical offset ``dispatched_end``.
-    ``bounds`` maps (topic, queue id) to two pairs: the first queue offset and the physical offset
-    of its message, and the same for the last queue offset. The first pair is None if the broker has
-    not recorded it.
+    ``bounds`` maps (topic, queue id) to two pairs. The first pair is the first queue offset and the
+    physical offset of its message; it is None if the broker has not recorded it. The second pair is
+    the last queue offset and the physical offset of its message.
 
     Raises:
         UsageError: if the package ``rocksdict`` is not installed.
@@ -122,7 +122,8 @@ class QueueDb:
         return stop
 
     def lacks_last(self, key: QueueKey, log_min_offset: int) -> bool:
-        """Whether a queue lacks the entry at its end, although its messages have not all expired.
+        """Whether a queue has no entry at its last queue offset, although some of its messages have
+        not expired. In this case, the entry was lost.
 
         The broker writes the last entry and the end in one step. The broker deletes an entry only
         if the message is before the log's start.
@@ -313,7 +314,7 @@ class RocksQueue(Queue):
                 at = self._next_offset(at)
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """Yield the entries in a range, in runs without a gap."""
+        """Yield the entries in a range, as runs of entries with consecutive queue offsets."""
         for offset, entries in self.rows(start, stop):
             units = np.empty(len(entries), UNIT_DTYPE)
             for name in UNIT_DTYPE.names or ():

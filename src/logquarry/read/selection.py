@@ -80,7 +80,7 @@ class PlaceList:
 
     @property
     def length(self) -> int:
-        """Estimated bytes of the frames, as if each frame had the smallest possible size."""
+        """Estimated bytes of the frames, computed with the smallest possible size of a frame."""
         return len(self.offsets) * frame.FIXED_SIZE_V1
 
 
@@ -91,7 +91,7 @@ Part = LogSplit | QueueSlice | PlaceList
 class ReadPlan:
     """A plan for reading a selection. Picklable, so that workers can read the parts.
 
-    The caller must still apply the filter of the selection to each message. ``live`` is whether a
+    The caller must still apply the filter of the selection to each message. ``live`` is true if a
     writer had the store open when the plan was made.
     """
 
@@ -158,8 +158,8 @@ def plan_read(
 
 
 def _from_frame(parts: Sequence[Part], start: int | None) -> Sequence[Part]:
-    """If no frame begins at ``start``, let the part that begins at ``start`` report damage. Other
-    parts skip the bytes before their first frame, because the previous part reads these bytes.
+    """Change the part that begins at ``start``, so that it reports damage if no frame begins there.
+    The other parts skip the bytes before their first frame, because the previous part reads them.
     """
     return [
         replace(part, resync=False) if isinstance(part, LogSplit) and part.start == start else part
@@ -188,9 +188,9 @@ def filter_of(plan: ReadPlan, part: Part) -> MessageFilter:
     """Return the filter for the messages of a part that is read alone, without the plan's other
     parts.
 
-    With multi-dispatch, several queues can point to one frame. So that the message is read only
-    once, the filter lets it pass only in the part for the queue with the frame's own topic and
-    queue id.
+    With multi-dispatch, several queues can point to one frame. The message must be returned only
+    once. So the filter of a part only accepts frames that contain the topic and the queue id of the
+    part's queue.
     """
     if not isinstance(part, QueueSlice):
         return plan.selection.wanted
@@ -385,8 +385,8 @@ class _QueuePlanner:
         ends = starts + np.concatenate([u["size"].astype(np.int64) for u in units])
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
-        # Entries of different queues may point to the same frame, if both have the same size. No
-        # other two entries may overlap.
+        # Two entries of different queues may point to the same frame and have the same size. Any
+        # other overlap of two entries is an error.
         agree = np.where(starts[1:] == starts[:-1], ends[1:] == ends[:-1], starts[1:] >= ends[:-1])
         if not agree.all():
             return None
@@ -398,14 +398,15 @@ class _QueuePlanner:
             start, end = max(int(gap_starts[i]), first), min(int(gap_stops[i]), stop)
             if start < end:
                 # A gap begins at the end of a message, where a frame starts. But if the selection
-                # starts later in the gap, its start may be inside a frame (resync).
+                # starts in the middle of a gap, its start may be inside a frame. The walk must then
+                # search for the next frame (resync).
                 inside = start != gap_starts[i]
                 gaps.append(LogSplit(start, end, inside, tail is not None and start >= tail))
         return gaps
 
     def _slices(self, queue: ConsumeQueue, units: Units, min_parts: int) -> Iterator[QueueSlice]:
         """Yield the wanted entries of a queue in slices. The messages of a slice have at most
-        ``split_size`` bytes, or fewer if that is necessary to get ``min_parts`` slices.
+        ``split_size`` bytes. The limit is lower if it would give fewer than ``min_parts`` slices.
         """
         if not self.selection.wanted.takes_queue(queue.topic, queue.queue_id):
             return
@@ -476,7 +477,8 @@ def _outside(places: tuple[int, ...], walked: list[LogSplit]) -> tuple[int, ...]
     if not walked:
         return places
     starts = np.array([split.start for split in walked], np.int64)
-    # Use the largest stop so far, because the tail and the range before it may overlap.
+    # For each range, use the largest stop of this range and all earlier ranges, because the tail
+    # and the range before it may overlap.
     stops = np.maximum.accumulate(np.array([split.stop for split in walked], np.int64))
     offsets = np.array(places, np.int64)
     before = np.searchsorted(starts, offsets, "right") - 1

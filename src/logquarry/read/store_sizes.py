@@ -1,5 +1,5 @@
-"""Infers settings from a store's files: file sizes, and which entries the queues and the index
-contain.
+"""Infers settings from a store's files. These settings determine the sizes of files, and which
+entries the queues and the index contain.
 
 A setting is taken from the first of these sources that determines it: the user's configuration, the
 files, the settings recorded in the store (:mod:`logquarry.log.earlier_writers`), RocketMQ's
@@ -300,8 +300,8 @@ def require_own_settings(layout: StoreLayout, found: list[FileSequence] | None =
         found = layout.queue_files() if found is None else found
         queues = [queue.files for queue in found]
         sizes = [file.size for files in queues for file in files if file.size]
-        # If all of several files have the same size, assume that it is the regular size, because a
-        # truncation would not leave all with one size.
+        # If there are several files, and all have the same size, assume that it is the regular
+        # size. If files had been truncated, their sizes would differ.
         shown = shown_sizes(queues) or (set(sizes) if sizes[1:] and len(set(sizes)) == 1 else set())
         if shown and config.queue_file_size not in shown:
             common = _common_size(found, queue_entry.UNIT_SIZE)
@@ -351,8 +351,8 @@ def require_stated_size(layout: StoreLayout) -> None:
 
 
 def message_behind(layout: StoreLayout, file: StoreFile, size: int) -> int | None:
-    """Return the position in a log file of a message that begins or ends after the file's first
-    ``size`` bytes; None if there is none.
+    """Search a log file for a message that begins or ends after the file's first ``size`` bytes.
+    Return its position in the file; None if there is no such message.
     """
     if file.size <= size:
         return None

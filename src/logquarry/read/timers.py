@@ -1,5 +1,5 @@
-"""Finds the timer messages of RocketMQ 5 that were not delivered yet, in the log. Can also count
-them, from the timer wheel.
+"""Finds the timer messages of RocketMQ 5 that are not delivered yet. The search reads the log. The
+module can also count these messages with the timer wheel.
 
 A timer message waits in the topic ``rmq_sys_wheel_timer`` until its time. The log and the queue of
 this topic show which messages wait, even if the timer's own files are older than the log. Of the
@@ -214,12 +214,12 @@ def _content(frame: Frame, topic: str, queue_id: int) -> bytes:
 class Known(NamedTuple):
     """The deliveries that a caller knows without reading the log.
 
-    ``checks`` are contents of the file ``timercheck`` at different times. If a message was in the
-    wheel when one of the contents was written, and the message's slot is before the read time in
-    the same content, the message was delivered. ``delivered`` has further queue offsets of
-    delivered messages. No message with a queue offset before ``first`` waits. If ``since`` is not
-    None, the caller knows every delivery whose copy lies before this physical offset. For a message
-    that was in the wheel, the caller knows the delivery if the copy is before the physical offset
+    ``checks`` are contents of the file ``timercheck`` at different times. A message was delivered
+    if one of these contents shows two facts: the message was in the wheel, and its slot is before
+    the read time. ``delivered`` contains the queue offsets of further messages that were delivered.
+    No message with a queue offset before ``first`` waits. If ``since`` is not None, the caller
+    knows every delivery whose copy lies before this physical offset. If a message was in the wheel,
+    the caller also knows its delivery if the delivered copy is before the physical offset
     ``wheel_since``.
     """
 
@@ -230,7 +230,7 @@ class Known(NamedTuple):
     wheel_since: int = 0
 
     def counts(self, one: Timer) -> bool:
-        """Whether a message is known to be delivered."""
+        """Whether these facts show that a message was delivered."""
         return one.queue_offset in self.delivered or any(
             one.queue_offset < check.enqueued and one.slot_time < check.read_time
             for check in self.checks
@@ -264,9 +264,9 @@ def find_timers(
         start = known.since
         if start is None:
             # In the log, a delivered copy is after its message. So no search is needed before the
-            # first message that waits, or before wheel_since. Exception: a message that is not in
-            # the wheel yet may be delivered directly, so search from the first such message on,
-            # even before wheel_since.
+            # first message that waits, or before wheel_since. There is one exception: the broker
+            # may deliver a message directly, without the wheel. So the search starts at the first
+            # message that is not in the wheel, even if it is before wheel_since.
             enqueued = max((check.enqueued for check in known.checks), default=0)
             places = [(o >= enqueued, one.physical_offset) for o, one in found.waiting.items()]
             late = [place for is_late, place in places if is_late]
@@ -281,7 +281,7 @@ def find_timers(
 
 
 # --------------------------------------------------------------------------------------------------
-# The timer messages of the files of a store
+# Timer messages of a store that is read from its files
 
 
 def read_check(layout: StoreLayout) -> TimerCheck:
@@ -359,12 +359,12 @@ def known_by(layout: StoreLayout, check: TimerCheck) -> Known:
 
 
 def delivered_since(layout: StoreLayout, check: TimerCheck) -> int:
-    """Return the physical offset from which on the log must be searched for delivered copies of
-    messages that were in the wheel. For earlier copies, ``timercheck`` shows the delivery.
+    """Return the physical offset at which a search for delivered copies must start, if the messages
+    were in the wheel. If a copy is before this offset, ``timercheck`` already shows the delivery.
 
-    The broker delivers the messages of a slot after the slot's time. So a message whose slot is not
-    before the read time has no delivered copy among the frames stored before the read time. The
-    result is the start of a log file.
+    The broker delivers the messages of a slot after the slot's time. So if a message's slot is at
+    the read time or later, none of the frames stored before the read time is its delivered copy.
+    The result is the start of a log file.
     """
     for file in reversed(layout.commit_log.files):
         try:
@@ -399,7 +399,7 @@ class PendingTimers:
     def detail(self) -> str:
         """The number of waiting messages, as a sentence for a user.
 
-        Of the messages that are not in the wheel, only the log shows which ones were delivered.
+        If a message is not in the wheel, only the log shows whether it was delivered.
         """
         count = self.in_wheel + self.in_queue
         waits = counted(count, "timer message waits for its", "timer messages wait for their")

@@ -73,7 +73,7 @@ class LogPart:
 
     Attributes:
         offset: physical offset of the first byte.
-        different_bytes: number of bytes that differ. Before the divergence, padding is left out.
+        different_bytes: number of bytes that differ. Padding before the divergence is not counted.
         first_difference: physical offset of the first difference, None if there is none.
         missing_in: the store that lacks the file, None if both stores have the file.
     """
@@ -219,8 +219,8 @@ class LogDiff:
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, Bytes, Bytes]]:
         at = start
         while at < stop:
-            # Stop at a multiple of _STEP: if both files start at the same offset, the compared
-            # words are then aligned.
+            # Each chunk ends at a multiple of _STEP. So if both files start at the same offset, the
+            # words that are compared are aligned.
             size = min(stop, at + _STEP - at % _STEP) - at
             yield at, self._bytes(self._a, at, size), self._bytes(self._b, at, size)
             at += size

@@ -226,7 +226,7 @@ class _Verification:
             self.progress(min(done, self.total_bytes), self.total_bytes)
 
     def _replaced_files(self, end: int) -> None:
-        """Report log files that have other messages than the queues point to."""
+        """Report log files whose messages are not the messages to which the queues point."""
         if self.live or not self.report.by_kind.keys() & _OF_REPLACED:
             return
         frames = LossSearch(self.layout, end=end, damage=self.damage).replaced
@@ -280,7 +280,7 @@ class _Verification:
             self._count_keys(bound)
         if bound is not None and log.files:
             self._beyond(end)
-            # An earlier recovery may have cut the log, but not queues and index.
+            # An earlier recovery may have cut the log without cutting the queues and the index.
             self.stale = end < bound or self.layout.cut_end is not None
         return end
 
@@ -398,7 +398,9 @@ class _Verification:
             )
 
     def _stale_bytes(self, end: int, length: int, *, is_closed: bool) -> bool:
-        """Report bytes of a broker's reused buffer. Return whether there are any."""
+        """Report bytes after the log's end that come from a broker's reused buffer. Return whether
+        there are such bytes.
+        """
         if not are_stale_bytes(self.layout, end, is_closed=is_closed):
             return False
         reason = "bytes of earlier messages, as a broker with writeWithoutMmap leaves them"

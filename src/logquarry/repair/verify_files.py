@@ -210,7 +210,8 @@ def check_entry_files(layout: StoreLayout, report: VerifyReport) -> None:
         named, right = files.get(path, -1), f"{folder}/{base:0{NAME_DIGITS}d}"
         is_copy = starts.get(right) == base
         if base == named or (is_copy and named < 0):
-            # A copy whose name is not that of a log file does not harm the log.
+            # The file's name is right, or the file is a copy without the name of a log file, which
+            # does no harm.
             continue
         reason = f"its first entry begins at physical offset {base}"
         if is_copy:
@@ -337,7 +338,7 @@ def check_transactions(
 
 
 def misnamed_queue_files(layout: StoreLayout, files: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each misnamed file of the queues to which ``files`` belong, with the reason."""
+    """Check the queues to which ``files`` belong; yield (path, reason) for each misnamed file."""
     log = CommitLog(layout)
     keys = {tuple(path.split("/")[1:3]) for path in files if path.startswith(f"{CONSUME_QUEUE}/")}
     found: dict[str, str] = {}
@@ -375,7 +376,8 @@ def _places(layout: StoreLayout, log: CommitLog, file: StoreFile) -> Iterator[st
         if entry.is_filler:
             continue
         found = log.sound_frame_at(entry.physical_offset, check_crc=False)
-        # The fields do not show the queue of a multi-dispatch copy: skip it.
+        # If a frame has multi-dispatch copies, its fields do not show to which queue an entry
+        # belongs: skip the frame.
         if found is None or _MARK in found.properties:
             continue
         base = found.queue_offset * UNIT_SIZE - position

@@ -77,8 +77,8 @@ sometimes directly after another write (see _SETTLED_NS).
 
 class _Found(NamedTuple):
     # ``document`` is None if there is no table to send. ``is_sure`` is False if the file could not
-    # be read. Such a result is not kept, because the next read can succeed although the file has
-    # the same signature.
+    # be read. If ``is_sure`` is False, the server does not keep the result: the next read can
+    # succeed although the file still has the same signature.
 
     signatures: tuple[_Signature | None, ...]
     document: bytes | None

@@ -80,8 +80,8 @@ class ConfigSyncStatus(NamedTuple):
         master: host:port of the master's broker.
         times: number of successful copies so far.
         last: result of the last successful copy; None before the first one.
-        trouble: the reason why the latest copy failed. If this copy succeeded, the text contains
-            its :attr:`ConfigSynced.problems`, and is empty if there were no problems.
+        trouble: the reason why the latest copy failed. If the latest copy succeeded: its
+            :attr:`ConfigSynced.problems` as text, or an empty text if there were none.
         has_ended: whether an error has stopped the thread that copies.
     """
 
@@ -258,7 +258,7 @@ class ConfigSync(Worker):
                         remark = (answer.remark or "nothing")[:_LONGEST_REMARK]
                         problems.append(f"{name}: the master refuses, code {answer.code}: {remark}")
                 # The decoders raise ValueError for invalid input. Input that the decoders do not
-                # expect can cause the other two errors.
+                # expect can cause TypeError or RecursionError.
                 except (ValueError, TypeError, RecursionError) as error:
                     problems.append(f"{name}: the master's file is invalid: {error}")
         finally:

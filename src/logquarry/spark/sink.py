@@ -75,7 +75,7 @@ class WriteOptions:
     remarks: tuple[str, ...] = ()
 
     def load_id(self) -> LoadId:
-        """Return application and version as the load's identity, or else a new unique name."""
+        """Return the load's identity: application and version if given, else a new unique name."""
         if self.app is None or self.version is None:
             return LoadId(f"run-{uuid.uuid4().hex}", 0, is_named=False)
         return LoadId(self.app, self.version)
@@ -158,7 +158,7 @@ def checked_write_options(
 
 
 def _check_schema(schema: StructType) -> None:
-    """Raise UsageError if rows of `schema` cannot be messages."""
+    """Raise UsageError if the columns of `schema` do not describe messages."""
     from pyspark.sql.types import TimestampNTZType
 
     for column in schema:
@@ -172,9 +172,10 @@ def _check_schema(schema: StructType) -> None:
 
 
 class _Stage(Packaged):
-    """Stages the rows of a load, or of a stream: each batch of the stream is a load.
+    """Stages the rows of a load. In a stream, each batch is a load.
 
-    `load` is the load; for a stream, the option txnAppId.
+    `load` is the identity of the load. For a stream, it is the value of the option txnAppId, or
+    None if the option is not set.
     """
 
     def __init__(self, plan: LoadPlan, load: LoadId | str | None) -> None:

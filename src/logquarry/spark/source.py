@@ -2,9 +2,10 @@
 
 :func:`read` gives the same result in all supported versions of Spark.
 
-To select messages, use the options: the source accepts no filters that Spark pushes down (see
-`RocketMQReader`), so Spark applies the conditions of a query after the read. The readers decode
-only the schema's columns, and check the CRC of a body only if `body` is one of these columns.
+To read only some messages, select them with the options. The source accepts no filters that Spark
+pushes down (see `RocketMQReader`), so Spark applies the conditions of a query after the read. The
+readers decode only the schema's columns, and check the CRC of a body only if `body` is one of these
+columns.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
     """Reads a stream with limits for its batches."""
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit of messages, else the limit of bytes.
+        """Return the limit for messages if the options set it, else the limit for bytes.
 
         Spark accepts one limit here; :meth:`latestOffset` applies both.
         """
@@ -194,13 +195,13 @@ class RocketMQDataSource(DataSource):
 
     # PySpark passes `schema` by keyword, so the parameter's name must stay.
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Make a batch reader of the columns of `schema`: all or some, in any order."""
+        """Make a batch reader. `schema` has all columns or some of them, in any order."""
         with without_traceback():
             options = _parsed(self.options)
             return RocketMQReader(options, checked(schema, options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """Make a stream reader of the columns of `schema`: all or some, in any order."""
+        """Make a stream reader. `schema` has all columns or some of them, in any order."""
         kind = RocketMQStreamReader if has_admission() else RocketMQUnlimitedReader
         return kind(self.options, schema)
 

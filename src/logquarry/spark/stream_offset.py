@@ -1,15 +1,17 @@
-"""Offsets of a stream, detection of a replaced log, and the end of each batch if bytes or messages
-are limited.
+"""The offsets of a stream.
+
+This module also detects that a log was replaced, and finds the end of a batch whose bytes or
+messages are limited.
 
 Spark writes the offset into its checkpoint::
 
     {"broker-a": 1073741824, "broker-b": 52800}
 
 Each value is a physical offset at which a frame, a blank (filler at a file's end) or damage ends.
-When a query first starts, its options for the start are recorded under the key ``/start``, which is
-never the name of a broker. A restarted query uses the recorded options. ``/start`` also contains
-the last frame before each offset: earlier versions of logquarry ignore unknown names there, but
-refuse other keys of the offset.
+When a query first starts, the options that set its start are recorded under the key ``/start``. No
+broker can have this name. A restarted query uses the recorded options. The last frame before each
+offset is also recorded under ``/start``, because earlier versions of logquarry ignore unknown names
+under this key, but refuse an offset with other keys.
 
 A log can be replaced by an older backup, or truncated by a power cut, and then grow past the offset
 up to which it was read. The offset alone does not show that the log has changed, and the next batch
@@ -81,7 +83,7 @@ def last_frame(layout: StoreLayout, stop: int) -> LastFrame | None:
 
 
 def is_other_log(layout: StoreLayout, known: LastFrame) -> bool:
-    """Return whether a log certainly does not have the frame ``known``.
+    """Return True only if it is certain that a log does not have the frame ``known``.
 
     The result is False if the log no longer has the bytes, or if they are damaged.
     """
@@ -89,7 +91,7 @@ def is_other_log(layout: StoreLayout, known: LastFrame) -> bool:
 
 
 def is_same_log(layout: StoreLayout, known: LastFrame) -> bool:
-    """Return whether a log certainly has the frame ``known``."""
+    """Return True only if it is certain that a log has the frame ``known``."""
     return _has_frame(layout, known) is True
 
 
@@ -131,8 +133,8 @@ class StreamOffset:
         queues: first queue offset to read, by broker and queue. If a queue is missing, the stream
             reads all of its messages.
         first: for each broker, the physical offset at which the query's first batch starts; None in
-            later offsets. The start is recorded because Spark requests it again if the first batch
-            fails. Without the record, the start "latest" would then mean a later offset.
+            later offsets. If the first batch fails, Spark requests the start again. The start is
+            recorded because a second evaluation of "latest" would give a later offset.
         frames: for each broker, the last frame before its physical offset. A broker is missing if
             an earlier version wrote the checkpoint, or if no frame is near the offset.
     """
@@ -232,8 +234,8 @@ class Backlog:
 def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
     """Return the end of a batch of at most `limit` bytes of log: a physical offset for each broker.
 
-    Each broker gets an equal share of the limit. If the next frame of each log is larger than the
-    limit, the batch still takes one frame, so that the stream advances.
+    Each broker gets an equal share of the limit. If the limit is too small for the next frame of
+    any log, the batch takes one frame nevertheless, so that the stream advances.
     """
     shares = shared({name: log.end - log.start for name, log in backlogs.items()}, limit)
     ends: dict[str, int] = {}
@@ -241,7 +243,8 @@ def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
     for name, log in backlogs.items():
         ends[name] = boundary(log, log.start + shares[name])
         spare -= ends[name] - log.start
-    # Spend `spare`, the unused rest of all shares, on the brokers with the smallest batches first.
+    # `spare` is the total of the bytes that the brokers have not used. Offer these bytes to one
+    # broker after the other, beginning with the broker that has the smallest batch.
     for name in sorted(backlogs, key=lambda name: (ends[name] - backlogs[name].start, name)):
         log = backlogs[name]
         if ends[name] < log.end and spare > 0:
@@ -292,7 +295,10 @@ def shared(wants: Mapping[str, int], limit: int) -> dict[str, int]:
 
 
 def boundary(log: Backlog, upto: int) -> int:
-    """Return the last end of a frame, blank or damage that is <= `upto`; else ``log.start``."""
+    """Return the largest offset <= `upto` at which a frame, a blank or damage of the log ends.
+
+    If there is no such offset, return ``log.start``.
+    """
     if upto >= log.end:
         return log.end
     if upto <= log.start:

@@ -392,8 +392,8 @@ class UnlimitedPlanner(StreamPlanner):
         if self._reached is not None:
             return self.latest(self._reached, Limits())
         layouts = self._layouts()
-        # Leave out queues with the start "latest" (LONG_MAX): for these queues, the checkpoint has
-        # the queue offset that was the latest at the query's first start.
+        # Leave out the queues whose start is "latest" (LONG_MAX). For such a queue, the checkpoint
+        # has a number instead: the queue's end at the time when the query first started.
         numbers = {
             queue: first
             for queue, (first, _) in (self._options.wanted.queue_ranges or {}).items()

@@ -242,9 +242,9 @@ def plan_tasks(
 
     Args:
         columns: columns to read; None for the columns of the options.
-        min_tasks: minimum number of tasks, if each task can have at least LEAST_SPLIT bytes; else
-            the plan has fewer tasks. ``options.min_partitions`` can make smaller tasks, down to
-            LEAST_STATED_SPLIT.
+        min_tasks: minimum number of tasks. The plan has fewer tasks if so many tasks would have
+            less than LEAST_SPLIT bytes each. ``options.min_partitions`` can make smaller tasks,
+            down to LEAST_STATED_SPLIT.
     """
     stores = open_stores(options)
     for broker, layout in stores.items():
@@ -381,7 +381,8 @@ def check_start(layout: StoreLayout, selection: Selection, options: ReadOptions)
 def lost(options: ReadOptions, text: str) -> None:
     """Report that wanted messages were deleted.
 
-    With Kafka's failOnDataLoss, raise MessageNotFound; else log a warning.
+    If ``options.fail_on_data_loss`` is true, raise MessageNotFound; else log a warning. The option
+    has the name and the meaning of Kafka's failOnDataLoss.
     """
     if options.fail_on_data_loss:
         raise MessageNotFound(f"{text} (give failOnDataLoss=false to read the rest)")
@@ -481,8 +482,9 @@ def certain_events(
 ) -> Iterator[Event]:
     """Yield the events of a log that was complete up to `stop` when a stream's batch was planned.
 
-    If the log now ends before `stop`, or has a torn tail there, the log has lost bytes: report
-    damage of the kind LOST_END. The next batch reads events at and after `stop`.
+    If the log now ends before `stop`, or has a torn tail before `stop`, the log has lost bytes. In
+    this case, the function yields damage of the kind LOST_END. The next batch reads events at and
+    after `stop`.
     """
     for event in events:
         if isinstance(event, LogEnd | DamagedSpan) and event.offset >= stop:

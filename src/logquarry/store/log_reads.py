@@ -146,7 +146,7 @@ class LogReads(ABC):
     def roll_next_file(self, physical_offset: int) -> int:
         """Return where the next log file after a physical offset starts (``rollNextFile``).
 
-        The log need not have this next file yet.
+        The next file may not exist yet.
         """
         self._require_open()
         at = arguments.offset(physical_offset, "physical_offset")
@@ -209,7 +209,7 @@ def get_arguments(
 def renamed_topic(
     topic: str | Iterable[str], topics: str | Iterable[str] | None
 ) -> str | Iterable[str]:
-    """Return ``topic`` as the topics of a ``scan``; warn that this argument is deprecated."""
+    """Return ``topic``, the previous name of ``topics``; warn that ``topic`` is deprecated."""
     if topics is not None:
         raise UsageError("give topics; topic is its previous name")
     warnings.warn("scan(topic=...) is now scan(topics=...)", DeprecationWarning, stacklevel=3)

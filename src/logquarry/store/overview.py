@@ -170,7 +170,7 @@ def _sum_queues(
 
 
 def _head_bytes(files: FileSequence, messages: int) -> int:
-    """Return the size of the DLedger entry heads before ``messages`` frames; 0 for other logs."""
+    """Return the total size of the DLedger heads of ``messages`` frames; 0 for other logs."""
     return messages * frame.ENTRY_HEAD.size if files.has_heads else 0
 
 

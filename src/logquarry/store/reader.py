@@ -1,4 +1,4 @@
-"""Reads an open store: :class:`BaseReader` has a reader's methods, :class:`LiveStore` a writer's.
+"""Reads an open store. Readers use :class:`BaseReader`, and writers use :class:`LiveStore`.
 
 A reader neither creates nor locks nor changes a file, so it can run beside a live broker. If a
 store has no queue files, the reader uses the queues in RocksDB. If RocksDB lacks entries, or the
@@ -99,9 +99,10 @@ class BaseReader(StoreReads):
     def refresh(self) -> None:
         """List the folders again, because a live broker adds log files and deletes expired files.
 
-        If you request an offset after the known files, the reader calls this method itself. If no
-        queue is in files, the reader does not do this, and you must call this method yourself.
-        After this call, a reader that computes the queues from the log reads the whole log again.
+        If you request an offset after the known files, the reader calls this method itself. But if
+        the store has no queue files, the reader never calls this method, and you must call it to
+        see new messages. After this call, a reader that computes the queues from the log reads the
+        whole log again.
 
         Raises:
             StoreNotFound: if the store's folder is gone, for example if its disk was unmounted.
@@ -301,7 +302,7 @@ class BaseReader(StoreReads):
 
 
 class _Found:
-    """The reader's cached results. At a refresh, a new object replaces this one."""
+    """The results that a reader has cached. Each refresh replaces the object by a new one."""
 
     def __init__(self, store: BaseReader) -> None:
         self._store = store
@@ -328,9 +329,10 @@ class _Found:
 
     @cached_property
     def log_queues(self) -> tuple[Mapping[QueueKey, Queue], int]:
-        """The queues from RocksDB, with entries for later messages of the log; and the log's end.
+        """The queues, and the physical offset at which the log ends.
 
-        If the store has no RocksDB, the queues are computed from the whole log.
+        The entries of the queues are read from RocksDB. The entries that RocksDB lacks are computed
+        from the log. If the store has no RocksDB, the queues are computed from the whole log.
         """
         store = self._store
         made, found = derived_queues(with_entry_rules(store.layout), store._log_reader())
@@ -382,8 +384,8 @@ class LiveStore(StoreReads, SingleCalls):
 
     @property
     def bound(self) -> int | None:
-        """The log's end, if stale frames (left by a recovery) may follow it in the files; else
-        None.
+        """Physical offset at which the log ends, if a recovery may have left stale frames after
+        this offset; else None.
         """
         return self._engine.log.max_offset if self._engine.files.keeps_tails else None
 
@@ -412,8 +414,8 @@ class LiveStore(StoreReads, SingleCalls):
             return self._unopened_queue(topic, queue_id)
 
     def _queues_for_state(self) -> list[Queue]:
-        """Return all queues. Open no further queue for writing, because a store may have thousands
-        of queues.
+        """Return all queues. If a queue has no writer yet, do not create one, because a store may
+        have thousands of queues.
         """
         engine, layout = self._engine, self._new_layout()
         found: list[Queue | None] = []

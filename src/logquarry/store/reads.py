@@ -124,10 +124,10 @@ class StoreReads(LogReads):
 
     @property
     def features(self) -> StoreFeatures:
-        """The features of the store: kinds of queues, RocksDB, timers, the version of its writer.
+        """The features of the store, such as RocksDB or timers, and the version of its writer.
 
         Each access reads the files. docs/rocketmq-5.md lists, for each feature, the calls that
-        logquarry then refuses.
+        logquarry refuses if the store has the feature.
         """
         self._require_open()
         return find_features(self.layout)
@@ -209,7 +209,7 @@ class StoreReads(LogReads):
 
     @cached_property
     def _bulk_getter(self) -> MessageGetter:
-        """The getter for consumers, which has larger limits than a ``get``."""
+        """The getter for consumers. One call of it may return more messages than :meth:`get`."""
         # Import late, because the import takes 0.1 s.
         from logquarry.store.consumer.source import AT_ONCE
 
@@ -247,14 +247,15 @@ class StoreReads(LogReads):
                 seconds.
             until: latest store time, inclusive.
             max_count: maximum number of messages.
-            exact: whether to leave out two kinds of messages that RocketMQ returns: messages with
-                another key that has the same hash, and repetitions of a message.
+            exact: whether to omit messages that do not have the key, and to return each message
+                only once. RocketMQ also returns messages with another key that has the same hash,
+                and may return a message twice.
 
         If an inner batch of RocketMQ 5 (several messages in one frame) matches, the result contains
         only the messages of the batch that have the key. If the key is the UNIQ_KEY of the batch
         itself (the message id that the producer received), the result contains all messages of the
-        batch. RocketMQ indexes only the words in the KEYS of the batch, not those of the messages
-        in it. To find these messages, use :meth:`scan`.
+        batch. RocketMQ indexes only the keys of the batch. If only a message in the batch has the
+        key, the query does not find this message; use :meth:`scan` instead.
         """
         self._require_open()
         topic, key = arguments.topic(topic), arguments.text(key, "key")
@@ -280,7 +281,7 @@ class StoreReads(LogReads):
 
     @abstractmethod
     def _index_now(self) -> Index:
-        """Return the index with its present files."""
+        """Return an index that includes the files that exist now."""
 
     # -------------------------------------------------------------------------------------- bulk
     def scan(
@@ -313,13 +314,13 @@ class StoreReads(LogReads):
             on_damage: with ``default``, damage raises an error, unless it is a torn tail (an
                 incomplete last message). :data:`logquarry.log.batches.OnDamage` explains ``stop``,
                 ``skip`` and ``fail``.
-            damage: a :class:`~logquarry.log.batches.DamageLog`, to which each damage that is found
-                is added.
+            damage: a :class:`~logquarry.log.batches.DamageLog`. The scan adds each damage that it
+                finds to this object.
             topic: the previous name of ``topics``; deprecated.
 
         Raises:
             CorruptFrame: if the log is damaged and ``on_damage`` requires an error.
-            UsageError: if an argument is invalid, or the filter can match no message.
+            UsageError: if an argument is invalid, or no message can match the filter.
         """
         self._require_open()
         # Import late, because the module imports pyarrow.
@@ -453,7 +454,8 @@ class StoreReads(LogReads):
 
     @property
     def _consumers(self) -> Consumers:
-        # All calls must share one object. Two objects would assign the same queue to two consumers.
+        # All consumers must share one Consumers object, because two such objects would assign the
+        # same queue to two consumers.
         with self._consumers_lock:
             if self._has_closed_consumers:
                 # Closing the store may take minutes. A consumer made during this time would not be

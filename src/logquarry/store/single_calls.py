@@ -296,7 +296,7 @@ class SingleCalls:
     def _start_puts(
         self, path: CommitLogWriter, counter: CallCounter, feed: LogFeed, growth: LogGrowth
     ) -> None:
-        """Store the objects that each put uses in attributes, to avoid looking them up."""
+        """Set the attributes for the objects that each put uses, so that a put finds them fast."""
         self._path = path
         self._counter = counter
         self._feed = feed
@@ -312,7 +312,7 @@ class SingleCalls:
     ) -> GetResult:
         """See :meth:`~logquarry.store.reads.StoreReads.get`."""
         began = exact_ns() if cython.compiled else _monotonic()
-        # Only the subclass has the attributes that are read through `store`.
+        # The type is Any, because this method also uses attributes that only the subclass defines.
         store: Any = self
         if not (type(queue_id) is int and type(offset) is int and type(max_count) is int):
             topic, queue_id, offset, max_count, tag = get_arguments(

@@ -99,8 +99,8 @@ class StoreState:
         consume_queue_disk_ratio: the used part of the disk that holds the queues
             (``consumeQueueDiskRatio``).
         dispatch_behind: number of bytes at the log's end that are not dispatched to the queues yet.
-            If another process writes the store, the number includes all bytes after the last
-            message in a queue, even a blank.
+            If another process writes the store, all bytes after the last dispatched message are
+            counted, even if they are only a blank.
         flush_behind: number of bytes at the log's end that are not known to be synced; None if the
             store has no record of the durable offset and ``state`` is not ``closed``.
         retained: for each topic, the number of messages in its queues that are still in the log,
@@ -191,7 +191,9 @@ def _retained(
 
 
 def _first_timestamp(layout: StoreLayout, start: int) -> int | None:
-    """Return the store time of the log's first message; None if damage or a blank is first."""
+    """Return the store time of the log's first message; None if the log starts with damage or a
+    blank.
+    """
     first = CommitLog(layout).sound_frame_at(start, check_crc=False)
     return None if first is None else first.store_timestamp
 

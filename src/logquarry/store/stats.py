@@ -132,7 +132,7 @@ class StatsRecorder(CallCounter):
         counts.whole(seconds)
 
     def loaded(self, topic: str, messages: int, size: int) -> None:
-        """Count the messages of one topic in a load.
+        """Count the messages that a load has added to one topic.
 
         The duration of the load and the sizes of single messages are not counted.
         """

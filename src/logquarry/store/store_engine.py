@@ -110,9 +110,9 @@ class StoreEngine:
         disk.make_folders(root)
         with contextlib.ExitStack() as undo:
             # The steps of `_end` run last, in reverse order, both after a close and after a failed
-            # opening. A step can be repeated. After a failed opening, the user has no store to
-            # close. So if Ctrl-C interrupts a step, the next callback repeats this step, and then
-            # runs the other steps.
+            # opening. A step can be repeated. After a failed opening, the user has no store object
+            # on which to call close() again. So `undo` calls _finish several times: if Ctrl-C
+            # interrupts a step, the next call repeats this step, and then runs the other steps.
             self._end: list[Callable[[], object]] = []
             for _ in range(3):
                 undo.callback(self._finish)
@@ -198,7 +198,7 @@ class StoreEngine:
             raise
 
     def _take_back(self) -> None:
-        """Undo a failed opening: no message was put, so the store can be opened again."""
+        """Undo a failed opening. No message was put, so the next opening needs no recovery."""
         with contextlib.suppress(StoreError):
             # The failed opening may have dispatched messages to the queues. The next opening trusts
             # queue entries if there is no `abort`, so sync the entries before `abort` is removed.
@@ -255,8 +255,9 @@ class StoreEngine:
         return offsets
 
     def _make_services(self) -> None:
-        """Create the services, and the object that settles puts. A normal close stops the services
-        in the order of the list ``_services``.
+        """Create the services, and the :class:`LogGrowth` object.
+
+        A normal close stops the services in the order of the list ``_services``.
         """
         config, health, files = self.config, self.health, self.files
         if config.broker_role == "SLAVE":
@@ -285,8 +286,8 @@ class StoreEngine:
             flushing.group,
             self.replicas if is_replicated else None,
         )
-        # The services are stopped in this order, because each one produces work for the next: a
-        # commit for the dispatch, and a dispatch for the flush.
+        # The services are stopped in this order, because each one produces work for the next: the
+        # dispatch service dispatches committed messages, and the flush services sync the results.
         self._services: list[Service] = [] if flushing.commit is None else [flushing.commit]
         self._services += [self._dispatching, flushing.log, flushing.queues]
         housekeeping = Housekeeping(self._abort, files.index, self.recorder.sample, health)
@@ -366,7 +367,7 @@ class StoreEngine:
     # -------------------------------------------------------------------------------------- end
     @property
     def is_current(self) -> bool:
-        """Whether a thread of the store makes this call, from a listener or from a callback."""
+        """Whether the calling thread is one of the store's own threads, which run listeners."""
         return any(service.is_current for service in self._services)
 
     def close(self) -> None:
@@ -383,9 +384,9 @@ class StoreEngine:
             try:
                 if Refusal.CLOSED not in self.flags.refusals:
                     self.flags.set(Refusal.CLOSED)
-                    # Do not wait for a put that has just passed the check of the flags: its thread
-                    # may be that of a listener or a callback, which must end now. The log refuses
-                    # the put.
+                    # A put may just have passed the check of the flags. Do not wait for this put,
+                    # because it may run in a listener or a callback, and the close must stop the
+                    # thread of this listener or callback. The log refuses the put.
                     self.writer.end()
                     self.close_problem = "the closing was interrupted"
                     self.close_problem = problem = self._close_in_order()
@@ -395,7 +396,7 @@ class StoreEngine:
                 self._finish()
 
     def _finish(self) -> None:
-        """Run the steps of ``_end``, the lock last. After Ctrl-C, the next call runs the rest."""
+        """Run the steps of ``_end``. If Ctrl-C interrupts this call, the next call continues it."""
         failure: Exception | None = None
         while self._end:
             try:
@@ -437,8 +438,8 @@ class StoreEngine:
             log_end = self.log.wrote_offset
             self.files.close()
             if self.files.keeps_tails:
-                # Bytes and queue entries that a recovery left may follow the log's end, so record
-                # the end.
+                # A recovery may have kept stale frames after the log's end, and their entries in
+                # queues. So record the log's end for later readers.
                 note_end(self.disk, self.root, log_end)
             if failure is not None:
                 return f"not all of the log is dispatched: {failure}"

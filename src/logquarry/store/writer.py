@@ -411,7 +411,7 @@ class BaseWriter(LiveStore):
 
     @property
     def subscription_groups(self) -> ConfigFile:
-        """``config/subscriptionGroup.json``. Each access makes a new object, so keep the first."""
+        """``config/subscriptionGroup.json``. Each access to this property creates a new object."""
         self._require_open()
         from logquarry.disk.config_file import SUBSCRIPTION_GROUPS, ConfigFile
 

@@ -1,5 +1,7 @@
-"""Opens and closes the files of a store that is open for writing, restores files that another
-program deletes while the store is open, and gives replication the log as bytes.
+"""Opens and closes the files of a store that is open for writing.
+
+The module also restores files that another program deletes while the store is open, and lets the
+replication read and append the bytes of the log.
 """
 
 from __future__ import annotations
@@ -273,10 +275,10 @@ class LogFeed:
         return self.dispatcher.offset
 
     def select(self, offset: int, most: int | None = None) -> memoryview | None:
-        """Return at most ``most`` bytes from an offset on, up to the end of the log or of the file.
+        """Return the bytes from an offset to the end of its file or of the log, at most ``most``.
 
-        Return None if the log has no byte at the offset. The caller must hold the view while it
-        uses the bytes.
+        Return None if the log has no byte at the offset. The result is a view of the file in
+        memory, so the caller must keep the view as long as it uses the bytes.
         """
         return self._log.select(offset, most=most)
 
@@ -322,8 +324,8 @@ class LogFeed:
         With ``durably``, sync the saved offset too, so that it survives a power cut. If all frames
         are undamaged, this sync is not necessary, because a recovery keeps undamaged frames.
         """
-        # vouch() may have raised the limit of the durable offset after the last sync, so apply the
-        # synced offset again.
+        # vouch() raises the limit of the durable offset. If it was called after the last sync, the
+        # durable offset can now be raised, although no new bytes are synced.
         self.note_flushed(self._log.flushed_offset)
         if durably:
             self.files.durable.sync()
@@ -339,8 +341,8 @@ class LogFeed:
         self.files.durable.move(offset)
 
     def adopt(self) -> None:
-        """Continue the queue offsets after the messages that :meth:`append_data` appended, so that
-        puts can follow these messages.
+        """Prepare the store for puts after :meth:`append_data`: set the next queue offset of each
+        queue to the offset after the appended messages.
 
         Raise StoreUnavailable if the appended bytes end inside a frame, because no put may follow
         such bytes.

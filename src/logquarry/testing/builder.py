@@ -105,7 +105,9 @@ class StoreBuilder:
         return self._queues[topic, queue_id]
 
     def queue_start(self, topic: str, queue_id: int, offset: int) -> None:
-        """Make a queue begin at ``offset``, after filler entries (``fillPreBlank``)."""
+        """Make a queue whose first message has the queue offset ``offset``. Before this
+        message, the queue's first file contains filler entries (``fillPreBlank``).
+        """
         position = offset * queue_entry.UNIT_SIZE
         base = position // self.queue_file_size * self.queue_file_size
         fillers = (position - base) // queue_entry.UNIT_SIZE
@@ -195,9 +197,8 @@ def fill(
     """Build a store for benchmarks, and return the number of messages.
 
     The function writes the bytes that calls of :meth:`StoreBuilder.put` would write, but is much
-    faster. Calls with the same arguments and seed write equal stores. The bodies are made so that
-    compression would make them about a quarter smaller. Every message has TAGS, UNIQ_KEY, WAIT and
-    KEYS.
+    faster. Calls with the same arguments and seed write equal stores. Compression would make the
+    bodies about a quarter smaller. Every message has TAGS, UNIQ_KEY, WAIT and KEYS.
 
     Args:
         root: the folder to write; must not hold a store yet.

@@ -1,4 +1,5 @@
-"""Faults of disk calls, and crash images: the possible content of a disk after a power cut.
+"""Simulates failing disk calls, and makes crash images. A crash image is a possible content of a
+disk after a power cut.
 
 A crash keeps an arbitrary part of the data that is not durable:
 
@@ -100,7 +101,7 @@ class Faults:
         self._faults.clear()
 
     def called(self, kind: str) -> bool:
-        """Count a call, and return whether it does only half of its work.
+        """Count a call. Return True if a fault makes the call do only half of its work.
 
         Raises:
             OSError: if the call fails.
@@ -225,11 +226,11 @@ class DiskState:
         return _image(names, {key: _crashed(c, share, rng) for key, c in self.contents.items()})
 
     def killed(self) -> CrashImage:
-        """Make the image of the disk if only the process dies: then no write is lost."""
+        """Make the image of the disk after only the process has died. The image has all writes."""
         return _image(self.live, {key: c.live for key, c in self.contents.items()})
 
     def synced(self) -> CrashImage:
-        """Make the image of the disk if a power cut loses all data that is not durable."""
+        """Make the image of the disk after a power cut that loses all data that is not durable."""
         return _image(
             self.durable, {key: content.durable for key, content in self.contents.items()}
         )

@@ -2,8 +2,8 @@
 
 The files are real, ideally on a tmpfs, but a sync never reaches the hardware. The disk records
 which data a real disk would keep after a power cut: a sync of a file makes its pages durable, and a
-sync of a folder makes its names durable. From one run of a store, a test can make thousands of
-crash images, the possible contents of the disk after a power cut
+sync of a folder makes its names durable. A test can make thousands of crash images from one run of
+a store. Each image is a possible content of the disk after a power cut
 (:class:`~logquarry.testing.disk_state.DiskState`).
 """
 
@@ -55,8 +55,9 @@ class _File:
         self._content: Content | None = None
 
     def look(self) -> bytes:
-        # If a page has changed since the last call, keep its old content as a version of the page,
-        # unless the disk has this content.
+        # If a page has changed since the last call, a crash can still leave the page's old content
+        # on the disk. So add the old content to the page's versions, unless it is the durable
+        # content.
         data = os.pread(self._reader, os.fstat(self._reader).st_size, 0)
         before = self.live
         if data == before:
@@ -417,7 +418,8 @@ class FaultyDisk(Disk):
         return site in self.ignored
 
     def _part(self, of: _File | Path) -> str:
-        # Return the path within the store, with topics, numbers and file names removed.
+        # Return only the names of the path that _PARTS lists. This removes topics, numbers and file
+        # names.
         if isinstance(of, _File):
             parts = self._path_of(of.number)
         else:
@@ -441,7 +443,8 @@ _PARTS: Final = frozenset(
 
 
 def _call_chain() -> str:
-    # Return the functions of this package that led to a call of sync, the innermost first.
+    # Return the functions of this package that are on the call stack of a sync. The innermost
+    # function comes first.
     found: list[str] = []
     others = 0
     frame: FrameType | None = sys._getframe(1)

@@ -287,7 +287,7 @@ class ModelStore:
         self._mark = None
 
     def survived(self, seen: Seen) -> None:
-        """Take the content of a recovered store as the expected content.
+        """Replace the expected content with the content of a recovered store.
 
         From now on, the store's messages must never be lost, because a reader has seen them. All
         other messages must never appear again.
@@ -397,7 +397,7 @@ class ModelStore:
 def _check_queue(
     key: QueueKey, queued: Sequence[SeenMessage], logged: Sequence[SeenMessage]
 ) -> Iterator[Violation]:
-    # A queue must have exactly its messages of the log, each message once, in order.
+    # A queue must contain each of its messages in the log exactly once, in the log's order.
     for message in queued:
         if (message.topic, message.queue_id) != key:
             yield Violation(Wrong.WRONG_TOPIC, f"a read of {key} returned {message}")
@@ -424,7 +424,7 @@ def _check_put(put: Put, message: SeenMessage) -> Iterator[Violation]:
 
 
 def _check_offsets(key: QueueKey, offsets: list[int]) -> Iterator[Violation]:
-    # The queue offsets in the log's order must be 0, 1, 2 and so on.
+    # The list of queue offsets must be 0, 1, 2 and so on.
     for expected, offset in enumerate(offsets):
         if offset != expected:
             kind = Wrong.DUPLICATE if offset in offsets[:expected] else Wrong.SKIP

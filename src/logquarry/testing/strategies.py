@@ -244,7 +244,7 @@ class Log:
         return range(self.start, stop, self.file_size)
 
     def named_files(self) -> dict[str, bytes]:
-        """Return path below the store's root -> bytes, for each file."""
+        """Return the bytes of each file, by the file's path below the store's root."""
         return {
             f"{COMMIT_LOG}/{base:0{NAME_DIGITS}d}": data
             for base, data in zip(self.bases(), self.files, strict=True)
@@ -295,7 +295,7 @@ def logs(
     items: st.SearchStrategy[Frame] | None = None,
     min_frames: int = 0,
 ) -> Log:
-    """Whole logs: all files end with a blank (filler) except the last file, which is not full."""
+    """Complete logs. Each file ends with a blank (filler), but the last file is not full."""
     found = draw(st.lists(frames() if items is None else items, min_size=min_frames, max_size=8))
     largest = max((item.size for item in found), default=frame.FIXED_SIZE_V1)
     file_size = largest + BLANK.size + draw(st.integers(0, 3 * largest))

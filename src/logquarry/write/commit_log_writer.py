@@ -1,9 +1,9 @@
 """The writer of the commit log: puts one message or one batch.
 
 The same source runs compiled by Cython (``commit_log_writer.pxd`` has the C types) or interpreted.
-Only the code that writes the frame of a common message has two versions, for speed. In the
-interpreted version, :meth:`CommitLogWriter.put_common` joins packed fields. In the compiled
-version, :class:`~logquarry.write.frame_append.FrameAppend` writes numbers to memory.
+For speed, the code that writes the frame of a common message has two versions. All other code has
+one version. In the interpreted version, :meth:`CommitLogWriter.put_common` joins packed fields. In
+the compiled version, :class:`~logquarry.write.frame_append.FrameAppend` writes numbers to memory.
 
 The methods :meth:`MessageEncoder.encode <logquarry.write.encode.MessageEncoder.encode>` and
 :meth:`LogAppender.append <logquarry.write.log_appender.LogAppender.append>` are the reference. The
@@ -113,7 +113,7 @@ def batch_size(messages: Sequence[Message] | None, wire: bytes | None) -> int:
 
 
 def grown(memory: Any, size: int) -> Any:
-    """Compiled: allocate memory, or change its size; raise MemoryError on failure."""
+    """Compiled: allocate memory, or resize allocated memory. Raise MemoryError on failure."""
     found = realloc(memory, size)
     if found == cython.NULL:
         raise MemoryError
@@ -143,7 +143,7 @@ class CommitLogWriter(LogAppender):
 
     def append_message(self, message: Message) -> tuple[PutResult, bool]:
         """Put one message without waiting for flush and replica. Return the result, and whether the
-        message requests this wait.
+        message requests that its put waits.
         """
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()
@@ -259,8 +259,8 @@ class CommitLogWriter(LogAppender):
                     raise
                 file.store_timestamp = now
             except struct.error:
-                # A number does not fit its field. The reference then raises an error that names the
-                # field.
+                # A number does not fit its field. Return None, so that the reference raises an
+                # error that names the field.
                 return None
             finally:
                 self._held_since = 0.0
@@ -295,7 +295,7 @@ class CommitLogWriter(LogAppender):
                 topic, fields[2], head, fields[12], fields[15], fields[16], cython.address(item), 1
             )
         except (OverflowError, UnicodeEncodeError):
-            # The reference then raises the error, or replaces a lone surrogate.
+            # Return None, so that the reference raises the error, or replaces a lone surrogate.
             return None
         if result is not None:
             held = cython.cast(tuple, result)[_HELD]
@@ -364,7 +364,7 @@ class CommitLogWriter(LogAppender):
         message: Message | None,
     ) -> tuple[PutResult, bool]:
         """Put a batch without waiting for flush and replica. Return the result, and whether the
-        batch requests this wait.
+        batch requests that its put waits.
         """
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()
@@ -430,7 +430,8 @@ class CommitLogWriter(LogAppender):
                 log_held(batch_size(messages, wire), result)
             return result
         except (OverflowError, UnicodeEncodeError, LogquarryError):
-            # The pure-Python version then raises the error, or replaces a lone surrogate.
+            # Return None, so that the pure-Python version raises the error, or replaces a lone
+            # surrogate.
             return None
         finally:
             free(items)

@@ -52,7 +52,7 @@ _Message = Message
 
 
 class TopicQueues:
-    """A topic in a ``put_many``: the bytes of its name, its index, and its queues' indexes."""
+    """Holds the name of a topic as bytes, the topic's index, and the indexes of its queues."""
 
     first: Any
 

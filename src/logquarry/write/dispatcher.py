@@ -36,7 +36,7 @@ class MessageArrival(NamedTuple):
     messages.
 
     ``store_timestamp`` is the store time of the last message, in milliseconds. ``tags_codes`` is
-    None for a batch queue, and if a run has more than 1,024 messages of the queue.
+    None if the queue is a batch queue, or if a run has more than 1,024 messages of the queue.
     """
 
     topic: str
@@ -72,8 +72,8 @@ class ArrivalListeners:
             self._listeners = tuple(other for other in self._listeners if other != listener)
 
     def tell(self, requests: DispatchRequests, groups: Groups) -> None:
-        """Call each listener once for each queue that got messages in a run. The dispatcher calls
-        this method.
+        """Call each listener once for each queue that received messages in a run. The dispatcher
+        calls this method.
         """
         if not self._listeners:
             return

@@ -88,7 +88,8 @@ class Encoded:
         now: int,
         placed: Callable[[Encoded], None],
     ) -> None:
-        """Append the frames to a file that has room; ``now`` is the store time in milliseconds.
+        """Append the frames to a file, which must have room. ``now`` is the store time in
+        milliseconds.
 
         The method calls :meth:`place`, and then ``placed`` to complete the frames.
         """
@@ -254,7 +255,7 @@ class MessageEncoder:
             UsageError: if a number does not fit its field.
         """
         if type(body) is not bytes:
-            # len() of a view counts items, and an item may have several bytes.
+            # The len() of a memoryview counts items, and an item can have several bytes.
             body = bytes(body)
         queue_id, flag, born, reconsume_times, prepared_offset = numbers
         if self.has_property_crc:
@@ -296,8 +297,8 @@ class MessageEncoder:
     def _delayed(
         self, message: Message, values: Mapping[str, str]
     ) -> tuple[rules.PropertyMap | None, QueueKey]:
-        """Return the properties with the changes that the delay makes (None without a delay), and
-        the queue of the frame.
+        """Return the changed properties of a delayed message, and the queue of its frame. If the
+        store does not delay the message, return None and the message's own queue.
         """
         own = message.topic, message.queue_id
         if rules.is_timed(values) and message.topic != timer.TOPIC and not self._is_3_1:

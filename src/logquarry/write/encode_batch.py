@@ -1,8 +1,8 @@
 """Makes the frames of a batch: messages of one topic and queue, put all together or not at all.
 
 Follows ``DefaultMessageStore.checkMessages``, ``CommitLog.asyncPutMessages`` and the batch form of
-``MessageExtEncoder.encode`` of 4.9.3. If Java would raise an exception for a wire form, this module
-rejects the batch. The kernel only detects faults; the pure-Python version (the reference) then
+``MessageExtEncoder.encode`` of 4.9.3. This module rejects a batch if Java would raise an exception
+for its wire form. The kernel only detects faults; the pure-Python version (the reference) then
 raises the error.
 """
 
@@ -54,15 +54,15 @@ def encode_batch(
     """Return the frames of a batch in wire form (:mod:`logquarry.format.batch`).
 
     Usually each message gets its own frame. If the topic has batch queues and the batch has a
-    UNIQ_KEY, the whole batch becomes one frame, an inner batch
-    (``SendMessageProcessor.sendBatchMessage`` of RocketMQ 5).
+    UNIQ_KEY, the whole batch becomes one frame. RocketMQ 5 calls this frame an inner batch
+    (``SendMessageProcessor.sendBatchMessage``).
 
     Args:
         wire: the messages. TOTALSIZE, MAGICCODE and BODYCRC are ignored.
         message: the fields that all messages share. The properties in ``message`` are appended to
             the properties of each message.
-        is_producer: whether a batch without UNIQ_KEY also becomes one frame, like a batch of a
-            RocketMQ 5 producer.
+        is_producer: whether a batch without UNIQ_KEY also becomes one frame, as a batch from a
+            RocketMQ 5 producer does.
 
     Raises:
         MessageRejected: if the store refuses the batch.
@@ -205,8 +205,8 @@ def wire_form(messages: Sequence[Message]) -> tuple[bytes, Message]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Make the frames of a checked batch, in pure Python (the reference), or with a kernel that writes
-# the same bytes.
+# The code below makes the frames of a checked batch. It has a pure-Python version (the reference),
+# and a version with a kernel that writes the same bytes.
 
 
 def _frames_reference(
@@ -225,8 +225,8 @@ def _frames_reference(
     for item in _items(wire, check_size=False):
         own = item.properties
         glue = _SEPARATOR if own and shared and not own.endswith(_SEPARATOR) else b""
-        # QUIRK: if the properties of a message and of the batch are too long together, Java lets
-        # PROPERTIESLEN wrap, and the frame cannot be read. logquarry refuses the batch
+        # QUIRK: if the joined properties of a message and its batch are too long for PROPERTIESLEN,
+        # Java writes a wrong length, and the frame cannot be read. logquarry refuses the batch
         # (test_encode_batch.py::test_properties_that_are_too_long_together).
         made = encoder.frame(
             hosts,
@@ -250,8 +250,8 @@ Parts = tuple[Bytes, Bytes, Bytes, Bytes]
 class WireFrames(Encoded):
     """The frames of a batch. A kernel writes the frames into the log's file.
 
-    ``parts``: the wire form, the head that all frames share, the topic, and the properties of the
-    batch.
+    ``parts`` contains the wire form, the head that all frames share, the topic, and the properties
+    of the batch.
     """
 
     __slots__ = ("_parts", "_place", "_size", "_starts")

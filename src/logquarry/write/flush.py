@@ -24,7 +24,7 @@ _IDLE_FLUSH_MS: Final = 500
 
 
 class GroupCommitService(Service):
-    """Syncs the log for the puts that wait (``CommitLog.GroupCommitService``).
+    """Syncs the log for puts that wait for the disk (``CommitLog.GroupCommitService``).
 
     If a put begins to wait during a sync, it waits for the next sync, because the current sync
     possibly does not cover its message. ``timeout_ms`` is ``syncFlushTimeout``.
@@ -54,7 +54,7 @@ class GroupCommitService(Service):
         self._watch = DeadlineWatch("flush watch", self.expire, health, timeout_ms)
 
     def start(self) -> None:
-        """Start this thread, and the thread that ends overdue waits."""
+        """Start the service's own thread, and a second thread, which ends overdue waits."""
         self._watch.start()
         super().start()
 
@@ -125,10 +125,13 @@ class GroupCommitService(Service):
             request.fail(StoreUnavailable(why))
 
     def expire(self) -> int | None:
-        """End overdue waits. Return the milliseconds to the next deadline; None without waits."""
+        """End overdue waits. Return the milliseconds until the next deadline, or None if no put
+        waits.
+        """
         now = self._clock()
         with self._change:
-            # Together, the two lists are in the order of the deadlines.
+            # The waits in _covered began before the waits in _waiting, so the joined list is sorted
+            # by deadline.
             pending = self._covered + self._waiting
         late = [request for request in pending if request.deadline <= now]
         for request in late:
@@ -154,8 +157,9 @@ class Flushable(Protocol):
 
 
 class Timing(NamedTuple):
-    """When a service flushes: its interval, the least number of changed pages, and the interval of
-    its *thorough* runs. A thorough run flushes all changed pages.
+    """The settings of a service that flushes: the interval between its runs, the least number of
+    changed pages for a flush, and the interval between *thorough* runs. A thorough run flushes all
+    changed pages.
     """
 
     interval_ms: int
@@ -184,7 +188,8 @@ class _TimedFlush(Service):
         now = self._clock()
         if self._thorough_at is None or now >= self._thorough_at:
             self.flush(0)
-            # If a sync is delayed, the next run is thorough too.
+            # If the flush raises SyncDelayed, the next line is not reached, so the next run is
+            # thorough too.
             self._thorough_at = now + self._timing.thorough_interval_ms
         else:
             self.flush(self._timing.least_pages)

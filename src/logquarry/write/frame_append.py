@@ -52,8 +52,8 @@ _MS: Final = 1_000
 _SLOW_MS = SLOW_PUT * _MS
 _KEYS: Final = f"{props.KEYS}{props.NAME_VALUE_SEPARATOR}"
 _TAGS: Final = f"{props.TAGS}{props.NAME_VALUE_SEPARATOR}"
-# Hosts have two sizes (IPv4, IPv6). So the positions of the fields after the hosts are counted back
-# from the body (``_BACK``).
+# An IPv6 host is longer than an IPv4 host. So the positions of the fields after the hosts are
+# counted backwards from the body (``_BACK``).
 _BLANK = frame.BLANK.size
 _SIZE_AT = frame.HEAD.offsets["size"]
 _CRC_AT = frame.HEAD.offsets["body_crc"]
@@ -107,8 +107,8 @@ class Topic:
         """Return the key of a queue."""
         if not 0 <= queue_id < _KEPT_KEYS:
             return Key((self.name, queue_id))
-        # Always return the same object for a queue. A dictionary finds a key faster if it is the
-        # same object as the stored key, and not only equal.
+        # Always return the same object for a queue. A dictionary finds a key faster if the key is
+        # the same object as the stored key, and not just an equal object.
         found = self.keys[queue_id]
         if found is None:
             found = self.keys[queue_id] = Key((self.name, queue_id))
@@ -297,12 +297,13 @@ class FrameAppend:
         items: Any,
         count: int,
     ) -> PutResult | None:
-        """Compiled: append the frames of some messages of one queue, all of them or none.
+        """Compiled: append the frames of one or more messages of the same queue. Either all frames
+        are appended, or none.
 
         ``items`` is a C array of ``Item``. This method sets the sizes in it, and the numbers that
         all messages share. If the clock is the system time, the method calls no Python code while
-        it holds the log's lock. So no other thread and no signal handler can run between the write
-        of the bytes and the rise of the queue's next offset.
+        it holds the log's lock. So no other thread and no signal handler can run after the bytes
+        are written and before the queue's next offset is raised.
 
         If the pure-Python version must append the messages, this method changes nothing, and
         returns None or raises OverflowError.
@@ -388,8 +389,8 @@ class FrameAppend:
         starts = _ONE_FRAME
         if count != 1:
             starts = tuple([items[number].start for number in range(count)])
-        # Keep these two number objects, because most puts have the same store time and size as the
-        # previous put.
+        # Most puts have the same store time and size as the previous put, so keep these two number
+        # objects and use them again.
         if now != self._now:
             self._now, self._now_object = now, now
         if whole != self._size:

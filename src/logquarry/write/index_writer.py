@@ -1,8 +1,9 @@
 """Writes the key index (``IndexService.buildIndex``, ``IndexFile.putKey`` of 4.9.3).
 
 Only the dispatcher's thread writes. The header of a file contains the number of entries. The writer
-writes the header after the entries, so a reader never reads an incomplete entry. The names of files
-are times; they are distinct and ascending, even if the clock is set back.
+writes the header after the entries, so a reader never reads an incomplete entry. The name of a file
+is a time. All names are distinct, and a newer file has a higher name, even if the clock is set
+back.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ def load_kernel() -> None:
 class IndexFileWriter:
     """Puts keys into one index file.
 
-    ``before`` is the header of the previous file. The header of a new file first contains the end
-    time and the end offset of ``before``, both as its begin and as its end. With ``counts_keys``,
-    the header's ``slots_used`` counts keys instead of used slots, as in RocketMQ 3.x.
+    ``before`` is the header of the previous file. At first, both times in the header of a new file
+    are the end time of ``before``, and both offsets are the end offset of ``before``. With
+    ``counts_keys``, the header's ``slots_used`` counts keys instead of used slots, as in RocketMQ
+    3.x.
     """
 
     def __init__(
@@ -60,8 +62,8 @@ class IndexFileWriter:
         self._counts_keys = counts_keys
         self.file = file
         self.shape = shape
-        # Allocate the whole file, because on a full disk a write to a hole of the map would end the
-        # process. RocketMQ leaves holes.
+        # Allocate the whole file. If the file had holes and the disk were full, a write to a hole
+        # through the map would end the process. RocketMQ leaves holes.
         file.allocate()
         # Check that the disk can read the header and all slots, because a put can change any slot.
         file.require_readable(0, shape.entry_position(0))
@@ -101,8 +103,8 @@ class IndexFileWriter:
             begun = self._put_reference(hashes, offsets, times, header.begin_timestamp)
         if before.entry_count <= 1:
             # QUIRK: the seconds in the first entry are counted from the end time of the previous
-            # file, because the header still has that time as its begin time (test_replay.py:
-            # clean-restart/base).
+            # file, because the new file's header still contains that end time as its begin time
+            # (test_replay.py: clean-restart/base).
             entries = self._entries(before.entry_count, 1)
             entries["seconds"] = seconds_since(times[:1], before.begin_timestamp)
         if not self.file.address:
@@ -116,7 +118,9 @@ class IndexFileWriter:
         self._write_header()
 
     def _keep(self, hashes: Int64, number: int) -> None:
-        """Write new entries and their slots to the file, if the buffer is not a map of the file."""
+        """If the buffer is not a memory map of the file, write new entries and their slots to the
+        file.
+        """
         file, first_entry = self.file, self.shape.entry_position(0)
         file.keep(
             self.shape.entry_position(number), self.shape.entry_position(number + len(hashes))
@@ -175,8 +179,8 @@ class IndexFileWriter:
 def _chain(table: Int32, slots: Int64, numbers: Int64) -> tuple[Int64, int]:
     """Make each slot of ``table`` point to its newest entry.
 
-    Return for each new entry the number of the previous entry of its slot, and the number of slots
-    that were empty before.
+    Return two values. The first is an array with one number for each new entry: the number of the
+    previous entry of the same slot. The second is how many slots were empty before.
     """
     order = np.argsort(slots, kind="stable")
     ordered, sorted_numbers = slots[order], numbers[order]
@@ -195,7 +199,7 @@ def _chain(table: Int32, slots: Int64, numbers: Int64) -> tuple[Int64, int]:
 
 
 def seconds_since(times: Int64, begin: int) -> Int64:
-    """Return store times (ms) as entries contain them: in seconds since ``begin`` (ms)."""
+    """Convert store times (ms) to the form that entries contain: seconds since ``begin`` (ms)."""
     if begin <= 0:
         return np.zeros(len(times), np.int64)
     return np.clip((times - begin) // 1000, 0, java.INT_MAX)
@@ -282,7 +286,7 @@ class IndexWriter:
         """Create a file with an unused name.
 
         A broker that is started on this store may create an index file before it fails to take the
-        lock. The name of that file may have the same millisecond.
+        lock. The broker's file may have the same millisecond in its name as the new file.
         """
         while True:
             self._last_name = next_name(self._last_name, self.clock())
@@ -340,8 +344,8 @@ def next_name(last: str, now_ms: int) -> str:
 class IndexKeeper:
     """Writes and syncs the index files of a store. One thread writes; any thread may flush.
 
-    ``sync_log`` is called before each write of the checkpoint, so that the checkpoint never covers
-    a message that the log loses in a power cut.
+    ``sync_log`` is called before each write of the checkpoint. So if the checkpoint covers a
+    message, the log cannot lose the message in a power cut.
     """
 
     def __init__(
@@ -379,8 +383,8 @@ class IndexKeeper:
 
     @property
     def held(self) -> frozenset[str]:
-        """The names of the files that can still change, or are not synced yet. A name that has left
-        the set never comes back.
+        """The names of the files that can still change, or are not synced yet. A name that was
+        removed from the set is never added again.
         """
         last = self.writer.last
         held = list(self._filled)

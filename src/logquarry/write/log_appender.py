@@ -42,7 +42,7 @@ _FOREIGN: Final = "bytes of another store's log were appended and are not dispat
 
 
 def settle_nothing(result: PutResult, wait: bool) -> PutResult:
-    """Return the result unchanged. Used in a store whose puts do not wait."""
+    """Return the result unchanged. Used in a store whose puts do not wait for flush or replica."""
     return result
 
 
@@ -58,7 +58,7 @@ class AppendRules:
     has_property_crc = False
 
     def placed(self, encoded: Encoded) -> None:
-        """Complete the bytes of frames after their offsets and store time have been set."""
+        """Called after the offsets and the store time of frames are set, to complete the frames."""
 
     def end_file(self, file: MappedFile) -> int:
         """Fill the rest of a file with a blank. Return the blank's size."""
@@ -70,8 +70,8 @@ class AppendRules:
         """
 
     def adopted(self) -> None:
-        """Called before puts are allowed again, after bytes of another store's log were appended
-        and dispatched.
+        """Called after bytes of another store's log were appended and dispatched, and before the
+        log allows puts again.
         """
 
 
@@ -119,7 +119,7 @@ class LogAppender(FrameAppend):
         self._busy_after = config.os_page_cache_busy_time_out_mills / _MS
 
     def end(self) -> None:
-        """Wait for the put that holds the log's lock, then refuse appends."""
+        """Wait until no put holds the log's lock, and refuse appends from then on."""
         with self._lock:
             self._ends_foreign = self.bar is _FOREIGN
             self.bar = _CLOSED
@@ -132,7 +132,8 @@ class LogAppender(FrameAppend):
             )
         self._health.require_writable()
         since = self._held_since
-        # As RocketMQ's isOSPageCacheBusy: another put has held the log's lock for too long.
+        # As in RocketMQ's isOSPageCacheBusy, refuse the message if another put has held the log's
+        # lock for too long.
         if since > 0 and _monotonic() - since > self._busy_after:
             raise refusal(
                 PutStatus.OS_PAGECACHE_BUSY,
@@ -143,7 +144,7 @@ class LogAppender(FrameAppend):
     # ---------------------------------------------------------------------------------- append
     def append_reference(self, message: Message) -> tuple[PutResult, bool]:
         """Append any message without waiting for flush and replica. Return the result, and whether
-        the message requests this wait.
+        the message requests that its put waits.
         """
         encoded = self.encoder.encode(message)
         return self.append(encoded), encoded.wait
@@ -155,7 +156,7 @@ class LogAppender(FrameAppend):
         message: Message | None,
     ) -> tuple[PutResult, bool]:
         """Append any batch without waiting for flush and replica. Return the result, and whether
-        the batch requests this wait.
+        the batch requests that its put waits.
         """
         if messages is not None:
             messages = require_messages(messages, "put_batch")
@@ -260,8 +261,8 @@ class LogAppender(FrameAppend):
         return copied
 
     def _appended(self, encoded: Encoded, queue_offset: int, copied: list[int]) -> None:
-        """Raise the next offset of the queues of frames that are now in the log. A second call has
-        no effect.
+        """For frames that are now in the log, raise the next offsets of their queues. A second call
+        for the same frames has no effect.
         """
         self._rules.appended(encoded)
         if encoded.hosts.advances:

@@ -1,5 +1,5 @@
-"""The rules for messages in a put: valid topics, properties that make the store change the message,
-and hosts.
+"""The rules that a put applies to messages: which topics and hosts are valid, and which properties
+make the store change the message.
 
 :class:`HostFields` has the fields of a frame that depend on hosts (IPv4, IPv6) and SYSFLAG.
 """
@@ -126,8 +126,8 @@ class PropertyMap:
     def __init__(self, message: Message) -> None:
         self.values = message.all_properties()
         parsed = message.properties is None and message.properties_string is not None
-        # The copy of an empty map has no buckets yet, so it later gets as many buckets as a new
-        # map.
+        # The copy of an empty map has no buckets yet. When it gets its first entry, it gets as many
+        # buckets as a new map.
         self._table_size = (
             _FRESH_TABLE if parsed or not self.values else java.table_size_for(len(self.values))
         )
@@ -142,10 +142,10 @@ class PropertyMap:
 
 
 def looked_at(message: Message) -> Mapping[str, str]:
-    """Return a message's properties, to check whether one makes the store change the message.
+    """Return a message's properties, for a check of whether the store must change the message.
 
-    If the property string shows that there is no such property, the string is not parsed, and the
-    result is empty.
+    If a search of the property string finds no property that makes the store change the message,
+    the string is not parsed, and the result is empty.
     """
     if message.properties is None and not message.delay_level and message.wait_store_ok:
         string = message.properties_string
@@ -159,8 +159,8 @@ def looked_at(message: Message) -> Mapping[str, str]:
 def given_properties(message: Message, *, is_closed: bool = False) -> bytes:
     """Return the property string of a message for a frame, if the store changes no property.
 
-    With ``is_closed``, the string ends with a separator if this function builds it. A string in the
-    message is returned unchanged.
+    If this function builds the string and ``is_closed`` is true, the string ends with a separator.
+    A string in the message is returned unchanged.
 
     Raises:
         MessageRejected: if the string has too many characters. The encoder of the frame later
@@ -206,8 +206,9 @@ def delay_level(text: str | None) -> int:
 def is_timed(values: Mapping[str, str]) -> bool:
     """Whether properties request a delivery by the timer wheel (``checkIfTimerMessage``).
 
-    A message with TIMER_OUT_MS has already left the wheel, so the store puts it unchanged. A delay
-    level also excludes the wheel: RocketMQ removes the timer's properties from such a message.
+    A message with TIMER_OUT_MS has already left the wheel, so the store puts it unchanged. A
+    message with a delay level does not use the wheel, because RocketMQ removes the timer's
+    properties from the message.
     """
     asks = not values.keys().isdisjoint(_TIMED)
     return asks and props.TIMER_OUT_MS not in values and delay_level(values.get(props.DELAY)) <= 0

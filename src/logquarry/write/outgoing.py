@@ -1,4 +1,4 @@
-"""Checks the messages of a bulk put column by column, for a kernel that makes their frames.
+"""Checks the messages of a bulk put column by column. A kernel then makes the frames.
 
 A message is common if no check fails and the store changes nothing in its properties. A common
 message becomes a row of :class:`FrameTable`. Any other message is *odd*: the encoder of single puts
@@ -43,8 +43,8 @@ class FrameTable:
     Attributes:
         rows: one column per message. The columns of odd messages are unused, because the kernel
             does not write odd messages.
-        heads, head_facts: the start of a frame for each combination of hosts and SYSFLAG, and
-            numbers that describe it (:mod:`logquarry.format.put_frames`).
+        heads, head_facts: for each combination of hosts and SYSFLAG, the start of a frame, and
+            numbers that describe this start (:mod:`logquarry.format.put_frames`).
         keep: the objects that own the memory at the addresses in the rows.
     """
 
@@ -113,8 +113,8 @@ def advance(
     told: dict[QueueKey, int],
     data: memoryview | None = None,
 ) -> None:
-    """Advance the log's end to a position of a file, and set the next queue offsets of the appended
-    frames' queues.
+    """Advance the log's end to a position of a file, and set the next offset of each queue that has
+    messages in the appended frames.
 
     If ``data`` is given, it has the frames, and the function first writes them to the file.
     """
@@ -126,7 +126,8 @@ def advance(
             file.write(data)
         offsets.update(told)
     except BaseException:
-        # Ctrl-C can come at any line. Queue offsets of messages in the log must not be used again.
+        # Ctrl-C can come at any line. The queue offset of a message that is already in the log must
+        # not be used again.
         if file.wrote > before:
             offsets.update(told)
         raise
@@ -238,8 +239,8 @@ def outgoing_reference(
 ) -> Outgoing:
     """Check messages, and make all frames with the encoder of single puts.
 
-    ``times`` contains the earliest allowed store times. In errors (MessageRejected, UsageError),
-    the first message has the number ``first``.
+    ``times`` contains the earliest allowed store times. Errors (MessageRejected, UsageError) name a
+    message by its number. The first message has the number ``first``.
     """
     odd: dict[int, Encoded] = {}
     topics: dict[str, int] = {}
@@ -274,8 +275,8 @@ def outgoing_kernel(
     """Check messages; make the table for the kernel, and the frames of the odd messages.
 
     ``largest`` is the size of the largest frame that a file can hold. If ``refused`` is given, an
-    invalid message raises no MessageRejected or UsageError. Instead, ``refused`` gets the message's
-    number and the reason, and the message gets no frame and no row.
+    invalid message raises no MessageRejected or UsageError. Instead, the function adds the
+    message's number and the reason to ``refused``, and makes no frame and no row for the message.
     """
     numbers, odd = columns.numbers, columns.odd
     rows = r.empty_put_rows(columns.count)
@@ -330,7 +331,8 @@ def outgoing_kernel(
         queues,
         head_bytes,
         head_facts,
-        # An array over a bytes object is read-only, but kernels need writable arrays, so copy.
+        # An array made from a bytes object is read-only. Kernels need writable arrays, so copy the
+        # array.
         np.frombuffer(b"".join(written) or b"\0", np.uint8).copy(),
         np.cumsum([0, *map(len, written)], dtype=np.int64),
         (columns.bodies, columns.properties),

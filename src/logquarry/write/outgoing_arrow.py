@@ -2,8 +2,8 @@
 
 The columns are the fields of :class:`~logquarry.message.Message`. If a column is missing or a value
 is null, the field has its default. Columns for fields that only a stored message has (offsets, CRC,
-size) are ignored, so that users can put the rows of an export unchanged. The columns are not
-copied, except properties that must be joined to a string.
+size) are ignored, so that users can put the rows of an export unchanged. Only properties that must
+be joined to a string are copied. All other columns are used without a copy.
 """
 
 from __future__ import annotations
@@ -254,9 +254,8 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
     if name in _INTEGERS:
         if name in _TIMES and pa.types.is_timestamp(kind):
             milliseconds = pa.timestamp("ms", kind.tz)
-            # The unchecked cast cuts off microseconds and nanoseconds. Let the cast check only
-            # times in seconds. They have nothing to cut off, but as milliseconds they can exceed 64
-            # bits.
+            # A cast of microseconds or nanoseconds must not be checked, because it cuts off digits.
+            # A cast of seconds must be checked, because the milliseconds can exceed 64 bits.
             is_checked = kind.unit == "s"
             return cast_column(column, name, milliseconds, safe=is_checked).cast(pa.int64())
         if not pa.types.is_integer(kind):

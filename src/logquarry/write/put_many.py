@@ -59,7 +59,7 @@ class ArrowStream(Protocol):
     """
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """Export a stream by the Arrow PyCapsule protocol."""
+        """Export the data as an Arrow stream, by the Arrow PyCapsule protocol."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +74,8 @@ class PutManyResult:
         store_timestamp: store time of each message, in milliseconds.
         size: bytes of each frame.
         elapsed_ms: duration of the call.
-        topics: topic, as the caller gave it -> number of messages, number of bytes.
+        topics: for each topic, as the caller gave it, the number of messages and the number of
+            bytes.
         page_cache_ms: total time for copying the bytes into the page cache.
     """
 

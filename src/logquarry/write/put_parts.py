@@ -31,11 +31,11 @@ class LogLock:
     """Compiled: the log's lock. If no thread holds the lock, taking it costs a few instructions.
 
     The flag ``_is_taken``, which the GIL protects, shows whether the lock is taken. A thread that
-    finds the flag set waits for a system lock, the gate, which is normally taken. :meth:`release`
-    clears the flag, and releases the gate if a thread waits. One waiting thread then takes the
-    gate, and checks the flag again. If Ctrl-C interrupts a waiting thread, the gate may stay
-    released. This does no harm: the next waiting thread takes the gate at once, and checks the flag
-    one more time.
+    finds the flag set waits for a system lock. This lock is called the gate, and it is normally
+    taken. :meth:`release` clears the flag, and releases the gate if a thread waits. One waiting
+    thread then takes the gate, and checks the flag again. If Ctrl-C interrupts a waiting thread,
+    the gate may stay released. This does no harm: the next waiting thread takes the gate at once,
+    and checks the flag one more time.
     """
 
     _gate: Any
@@ -80,8 +80,8 @@ class LogLock:
 
 
 class Wakes:
-    """Wakes other threads after a put, by setting their flags. Used in stores whose puts do not
-    wait for flush or replica.
+    """Wakes other threads after a put, by setting their flags. This class is used in stores whose
+    puts do not wait for flush or replica.
     """
 
     def __init__(self) -> None:

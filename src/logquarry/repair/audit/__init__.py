@@ -38,10 +38,10 @@ A queue offset, a queue id or a transaction type is *harmed* if damage changed i
 Verify reports every harmed queue offset (:mod:`.queues`). Recover and rebuild take the right offset
 from the neighbouring messages or from the queue (:mod:`.right_offsets`). For a frame with a harmed
 queue id, the entries of the queues show the right queue. If a frame seems to be a half message or a
-rollback, an entry of its queue can show that the type is harmed. The module for both is
-:mod:`.harmed_frames`. If a queue differs from the log, recover writes the entries of the queue
-again, beginning with the first different entry (:mod:`.first_difference`). In rare cases, verify
-and recover give different verdicts on the queues.
+rollback, an entry of its queue can show that the type is harmed. The module :mod:`.harmed_frames`
+finds harmed queue ids and transaction types. If a queue differs from the log, recover writes the
+entries of the queue again, beginning with the first different entry (:mod:`.first_difference`). In
+rare cases, verify and recover give different verdicts on the queues.
 
 The recovery mode ``rocketmq`` does not use this package. It repeats the steps of RocketMQ
 (``java_*.py`` in :mod:`logquarry.repair.recover`).

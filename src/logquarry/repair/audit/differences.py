@@ -24,7 +24,7 @@ from logquarry.read.queue import Queue, Units
 from logquarry.repair.findings import Finding, finding
 from logquarry.text import counted
 
-# The limits MOST_GAP and MOST_OFFSET are in logquarry.write.queue_writer.
+# The limits MOST_GAP and MOST_OFFSET are defined in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
 """Tolerance for a gap in the queue offsets. The lost bytes have room for a number of messages. The
 largest accepted gap is this number plus ``GAP_SLACK``.
@@ -51,7 +51,9 @@ class EntryGroup:
     count: int = 0
 
     def at(self, file: str, position: int, entry_size: int) -> Finding:
-        """Return the group as one finding; its first entry is at byte ``position``."""
+        """Return one finding for the whole group. The group's first entry is at byte ``position``
+        of ``file``.
+        """
         text = f"entry {self.number} {self.reason}{and_more(self.count)}"
         return finding(self.kind, file, position, text, self.count * entry_size)
 
@@ -67,7 +69,8 @@ class FirstDifference:
 
     ``offset`` is the queue offset of the first wrong entry. In a batch queue, it is the number of
     this entry. ``resume_at`` is the physical offset of the message to which the entry should point.
-    If the log has no such message, it is the physical offset of the queue's next message.
+    If the log has no such message, ``resume_at`` is the physical offset of the next message of this
+    queue in the log.
     """
 
     offset: int
@@ -85,12 +88,14 @@ class AuditedQueue:
         had_until: queue offset at which the queue ends on the disk.
         ends_empty: whether the last of several files has no entry.
         end: queue offset after the last message; None if the log has no message of the queue.
-        kept_until: queue offset of the first entry that a recovery cuts off, because the entry's
-            message is not in the log, was not lost by damage, and has not expired. If all entries
-            stay, ``kept_until`` equals ``had_until``. Valid only if ``difference`` is None.
+        kept_until: queue offset of the first entry that a recovery cuts off. A recovery cuts off an
+            entry if the log lacks its message, and if neither damage nor expiry explains this. If
+            all entries stay, ``kept_until`` equals ``had_until``. Valid only if ``difference`` is
+            None.
         moved: physical offset -> right queue offset, for each frame with a harmed queue offset.
-        bridges: number of an unwritten entry -> bytes of the entries that a recovery must write
-            from there on (:mod:`.expired_queues`). Empty if the log has a message of the queue.
+        bridges: number of an unwritten entry -> bytes of the entries that a recovery must write,
+            beginning at this number (:mod:`.expired_queues`). Empty if the log has a message of the
+            queue.
     """
 
     key: QueueKey
@@ -301,11 +306,12 @@ class SpanSet:
         bounds = np.array([(span.offset, span.end) for span in spans], np.int64).reshape(-1, 2)
         bounds = bounds[np.argsort(bounds[:, 0])]
         self._starts = bounds[:, 0]
-        # The first item is for the offsets before the first span: no span reaches them.
+        # The first item applies to the offsets before the first span. No span contains these
+        # offsets, so the item is the lowest number.
         self._ends = np.maximum.accumulate(np.append(np.int64(java.LONG_MIN), bounds[:, 1]))
 
     def mask(self, places: Int64) -> Bools:
-        """Return for each physical offset whether the set has it."""
+        """Return a mask: whether the set contains each physical offset."""
         inside: Bools = places < self._ends[np.searchsorted(self._starts, places, "right")]
         return inside
 
@@ -325,7 +331,9 @@ def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
 
 
 def names_ends(header: IndexHeader, first: int, last: int) -> bool:
-    """Whether an index header has the physical offsets of the first and the last entry."""
+    """Whether the begin and end offset in an index header are ``first`` and ``last``: the physical
+    offsets in the file's first and last entry.
+    """
     return (header.begin_offset, header.end_offset) == (first, last)
 
 
@@ -337,12 +345,12 @@ EITHER: Final = (
 
 
 def queue_name(key: QueueKey) -> str:
-    """Return the text with which reasons and findings name a queue."""
+    """Return the name of a queue, as text for a finding."""
     return f"queue {key[1]} of {key[0]}"
 
 
 def entry_text(entry: np.void) -> str:
-    """Return the text with which reasons describe an entry."""
+    """Return the description of an entry, as text for a finding."""
     size, place = counted(int(entry["size"]), "byte"), entry["physical_offset"]
     return f"{size} at {place} with tags code {entry['tags_code']}"
 

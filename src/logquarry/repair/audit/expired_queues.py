@@ -41,11 +41,11 @@ def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
     bridge. The entries of a bridge belong to no message. In a consume queue, they are fillers,
     which RocketMQ accepts. In a batch queue, they only cover the queue offsets between the entries
     before and after them. :func:`logquarry.write.queue_writer.without_gaps` fills a gap with the
-    same kind of entries. The queue's end is the number of the first entry after the queue.
+    same kind of entries. The queue's end is the number that the next entry of the queue will get.
 
-    ``log_start`` is the start of the log. Written entries after the first unwritten entry of the
-    last file may not belong to the queue. So the queue ends before the first one of these entries
-    to which one of two conditions applies:
+    ``log_start`` is the start of the log. If the last file has an unwritten entry, the written
+    entries after it may not belong to the queue. So the queue ends before the first of these
+    written entries that meets one of two conditions:
 
     - The entry points to ``log_start`` or later.
     - The entry points to a lower physical offset than an earlier entry.
@@ -58,7 +58,8 @@ def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
         for start, end in consecutive(unwritten):
             first, last = int(unwritten[start]), int(unwritten[end - 1]) + 1
             if last == len(entries):
-                # No file has the next entry, so the bridge would have no neighbour after it.
+                # No entry follows in this part of the queue, so the bridge would have no neighbour
+                # after it.
                 continue
             found = _cover(entries, first, last) if queue.is_batch else _FILLER * (last - first)
             if found:
@@ -76,10 +77,10 @@ def cut_bridges(
 
     If ``stop`` is at the end of a bridge or inside it, the bridge is the last part of the queue. A
     queue's last entry must not be a filler (:func:`stand_in`). So the function changes the last
-    entry of this bridge: the entry then points to the byte before the log. In two cases, the queue
-    ends before this bridge instead: in a batch queue, because the recovery cuts off the entry from
-    which the bridge got its queue offsets; and if the log begins at 0, because then no message has
-    expired.
+    entry of this bridge: the entry then points to the byte before the log. In two cases, the
+    function removes this bridge instead, and the queue ends before it. In a batch queue, the
+    recovery cuts off the entry from which the bridge got its queue offsets. If the log begins at 0,
+    no message has expired.
     """
     left = {number: data for number, data in made.items() if number < stop}
     for last in sorted(left, reverse=True):
@@ -177,7 +178,9 @@ class _Last:
 
 
 def _last(queue: FileQueue, log_start: int) -> _Last | None:
-    """Return the last entry of a consume queue; None if a message has not expired."""
+    """Return the last entry of a consume queue; None if an entry points to a message that has not
+    expired.
+    """
     end = queue.entry_end if queue.entry_end <= log_start else 0
     for numbers, entries in _parts(queue, log_start):
         if (has_message(entries) & (entries["physical_offset"] >= log_start)).any():
@@ -192,8 +195,8 @@ def _last(queue: FileQueue, log_start: int) -> _Last | None:
 def _last_of_batches(queue: FileQueue, log_start: int) -> _Last | None:
     """Return the entry of a batch queue with the highest queue offset.
 
-    The names of the files do not show queue offsets, so all entries are read. None if a message has
-    not expired.
+    The names of the files do not show queue offsets, so all entries are read. The result is None if
+    an entry points to a message that has not expired.
     """
     made = np.zeros(1, BATCH_DTYPE)
     made["physical_offset"], made["size"], made["compacted_offset"] = log_start - 1, 1, -1
@@ -212,8 +215,8 @@ def _last_of_batches(queue: FileQueue, log_start: int) -> _Last | None:
 
 def _is_sure(last: _Last, queue: FileQueue, files: OpenFiles, file_size: int) -> bool:
     """Whether ``last`` was certainly the last entry of the queue. The result is true if the last
-    file has the right size, can be read, and has room for more entries. Then no file after this
-    file is missing.
+    file has the right size, can be read, and has room for more entries. Such a file is the newest
+    file of the queue, so no later file is missing.
     """
     if not queue.listed.files:
         return False
@@ -243,10 +246,10 @@ def _committed(layout: StoreLayout, key: QueueKey) -> int:
 
 
 def holes(queue: FileQueue, folder: str, log_start: int) -> Iterator[Finding]:
-    """Yield a difference for the unwritten entries of a queue in ``folder``, if it has any.
+    """Yield one finding for the unwritten entries of a queue in ``folder``, if the queue has any.
 
-    In a batch queue, the function considers only unwritten entries after the queue's end: the
-    search for spare entries finds those before the end.
+    In a batch queue, the function considers only unwritten entries after the queue's end, because
+    the search for spare entries finds the unwritten entries before the end.
     """
     made, _ = bridges(queue, log_start)
     begin, size = queue.entry_end if queue.is_batch else 0, queue.sequence.file_size
@@ -259,7 +262,7 @@ def holes(queue: FileQueue, folder: str, log_start: int) -> Iterator[Finding]:
 
 
 def _parts(queue: FileQueue, log_start: int) -> Iterator[tuple[Int64, Records]]:
-    """Yield the numbers and the entries of each part of a queue between missing files."""
+    """Yield the entries of a queue and their numbers. A new part begins after each missing file."""
     dtype, size = (BATCH_DTYPE if queue.is_batch else UNIT_DTYPE), queue.entry_size
     numbers, parts = [np.empty(0, np.int64)], [np.empty(0, dtype)]
     for file, data in queue.file_bytes():
@@ -277,8 +280,8 @@ def _parts(queue: FileQueue, log_start: int) -> Iterator[tuple[Int64, Records]]:
 
 
 def _cover(entries: BatchEntries, first: int, last: int) -> bytes:
-    """Return the entries of a bridge in a batch queue; b"" if the neighbours leave no queue offsets
-    for these entries.
+    """Return the entries of a bridge in a batch queue; b"" if the number of queue offsets between
+    the neighbours does not fit the number of these entries.
     """
     following = entries[last : last + 1].copy()
     end = int(following["base"][0])

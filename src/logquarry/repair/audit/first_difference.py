@@ -1,4 +1,4 @@
-"""Compares the consume queues with the log, for a recovery: finds the first difference of each
+"""Compares the consume queues with the log for a recovery, and finds the first difference of each
 queue.
 
 :mod:`.right_offsets` finds the right queue offset of each message, even if damage changed the queue
@@ -52,7 +52,7 @@ BATCH_FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp"
 
 class QueueAudit(RightOffsets):
     """Compares one queue with the log. ``disk`` is the queue on the disk, None if its files are
-    unusable. Memory does not grow with the log.
+    unusable. The memory that the object needs does not depend on the size of the log.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class QueueAudit(RightOffsets):
             self._compare(offset, entries)
 
     def _drop(self, offset: int, entries: Units) -> None:
-        """Ignore messages that have no place in the queue: a queue writer makes no entries for
-        them either.
+        """Ignore messages that have no place in the queue, because a queue writer makes no entries
+        for such messages.
         """
 
     def _has(self, offset: int, entries: Units) -> bool:
@@ -153,7 +153,7 @@ class QueueAudit(RightOffsets):
 
     @property
     def surplus(self) -> FirstDifference | None:
-        """The first entry after the entry of the queue's last message: a recovery must remove it.
+        """The first entry that a recovery must remove after the entry of the queue's last message.
 
         None if there is no such entry, or if the part of the log that was read has no message of
         the queue.
@@ -401,10 +401,10 @@ def same_batches(there: BatchEntries, wanted: BatchEntries) -> Bools:
 # -------------------------------------------------------------------------------------- all queues
 class QueueAudits:
     """Compares all queues of a store with its log. In ``queues``, a queue with unusable files is
-    None. ``damage`` contains the damaged physical offsets of the log so far. ``ids`` moves frames
-    with a harmed topic or queue id to their right queues. If ``ids`` is None, each frame stays in
-    the queue that it names. ``types`` finds the frames with a harmed transaction type, whose
-    entries stay.
+    None. ``damage`` contains the physical offsets of all damage found in the log so far. ``ids``
+    moves frames with a harmed topic or queue id to their right queues. If ``ids`` is None, each
+    frame stays in the queue that it names. ``types`` finds the frames with a harmed transaction
+    type. The entries of these frames stay in the queue.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Finds the frames whose topic, queue id or transaction type damage has changed.
+"""Finds the frames in which damage has changed the topic, the queue id or the transaction type.
 
 BODYCRC does not cover the topic and the queue id of a frame. The queue that the frame names is
 called the *named queue* here. The frame's ids are called *harmed* if all these conditions are true:
@@ -7,25 +7,27 @@ called the *named queue* here. The frame's ids are called *harmed* if all these 
   physical offset, size and tags code. The other queue has the same topic, or it has the same queue
   id and a topic that differs in one character. The named queue does not have this entry.
 - The other queue has an own entry near this entry. (An entry is an *own* entry if its message names
-  the queue of the entry.) The search for it goes in both directions, and stops in each direction at
-  the first own entry. If the other queue has only this entry, it is enough that the named queue has
-  no files, unless the configuration lists the topic that the frame names, but not the topic of the
-  other queue: then the folder of the topic was renamed.
-- The named queue has no entry at the frame's queue offset that points to the other queue's message
-  with this offset. Such an entry would show that the files of the two queues were swapped.
+  the queue of the entry.) The search for an own entry goes in both directions, and stops in each
+  direction at the first own entry. If the other queue has only this entry, there is another
+  condition instead: the named queue has no files. In this case, the ids are not harmed if the
+  configuration lists the topic that the frame names, but does not list the topic of the other
+  queue: the folder of the topic was renamed.
+- At the frame's queue offset, the named queue has no entry that points to a message which names the
+  other queue and this queue offset. Such an entry would show that the files of the two queues were
+  swapped.
 - The search meets no entry that points to a message of the named queue. Such an entry would show
   that a file lies in the folder of the wrong queue. Exception: such an entry is ignored if the
   named queue has its own message at the same queue offset.
 - The log has no other frame that names the other queue and this queue offset. Such a frame would
-  show that the entry replaced the frame's own entry, for example because a queue file with one
-  entry was moved to the other queue. The search reads the log between the own entries before and
-  after this entry.
+  show that this entry has replaced the entry of that other frame, for example because a queue file
+  with one entry was moved to the other queue. To find such a frame, the audit reads the log between
+  the messages of the own entries before and after this entry.
 
 The audit treats a frame with harmed ids as a frame of the other queue.
 
-No CRC covers SYSFLAG, which has the transaction type. RocketMQ makes a queue entry for each message
-of type NOT or COMMIT, and never for a message of type PREPARED or ROLLBACK. So the type of a
-PREPARED or ROLLBACK frame is *harmed* if all these conditions are true:
+No CRC covers SYSFLAG, which contains the transaction type. RocketMQ makes a queue entry for each
+message of type NOT or COMMIT, and never for a message of type PREPARED or ROLLBACK. So the type of
+a PREPARED or ROLLBACK frame is *harmed* if all these conditions are true:
 
 - The queue that the frame names has an entry for the frame: an entry at the frame's queue offset,
   with the frame's physical offset, size and tags code.
@@ -44,8 +46,9 @@ Nothing in the store shows these changes, so the audit cannot find them:
 - to PREPARED or ROLLBACK, if the queue has no entry for the message, for example before a crash.
 
 If damage changes PREPARED or ROLLBACK to NOT or COMMIT, the message has no place in the queue that
-its frame names. Such a message is a stray (``SeenMessages.without_strays``). In a store of
-3.x, state table and redo log show most changes, too (:mod:`logquarry.dialect31.state_table`).
+its frame names. Such a message is a stray (``SeenMessages.without_strays``). In a store of RocketMQ
+3.x, the state table and the redo log also show most changes of the type
+(:mod:`logquarry.dialect31.state_table`).
 """
 
 from __future__ import annotations
@@ -104,7 +107,8 @@ class HarmedIds:
 
     Args:
         names: the queues on the disk.
-        queue_of: returns a queue; None if it has no usable files. Called only for needed queues.
+        queue_of: returns a queue; None if it has no usable files. The object calls this function
+            only for the queues that it needs.
         noted: the entries that an interrupted recovery saved before it cut the queues.
 
     Attributes:
@@ -199,7 +203,9 @@ class HarmedIds:
         return frame is not None and frame.queue_key == key and not frame.is_copied_to(other[0])
 
     def _same(self, key: QueueKey, offsets: Int64, units: Units) -> Bools:
-        """Return a mask: whether a queue has each entry at its queue offset."""
+        """Return a mask: for each entry, whether the queue has this entry at the given queue
+        offset.
+        """
         same = np.zeros(len(units), np.bool_)
         rule = TagsRule.of_writers(key, is_3_1=self._is_3_1)
         queue = self._queue_of(key)
@@ -252,8 +258,9 @@ class HarmedIds:
         physical offsets of messages of the queue before and after this queue offset; None if
         unknown. If the search needs too much work, return True.
 
-        Without one of these offsets, the search can read the whole log. So a search may use only
-        half of the remaining work, because later searches can be short.
+        If one of these offsets is unknown, the search may have to read the whole log. So one search
+        may use only half of the remaining work. The rest is left for later searches, which can be
+        short.
         """
         start, stop = near
         if start is not None and stop is not None and start > stop:
@@ -276,7 +283,9 @@ class HarmedIds:
         return False
 
     def _has_own(self, key: QueueKey, offset: int) -> bool:
-        """Whether a queue has an entry at an offset that points to its own message."""
+        """Whether the entry of a queue at an offset points to the queue's own message with this
+        queue offset.
+        """
         return self._has_message_of(key, key, offset)
 
     def _has_message_of(self, key: QueueKey, on_disk: QueueKey, offset: int) -> bool:
@@ -390,12 +399,16 @@ class HarmedTypes:
         return offset in self._bytes
 
     def queued(self, followed: Followed) -> Followed:
-        """Search for harmed frames among some frames. Return the frames with the entries found."""
+        """Search for harmed frames in ``followed``. Return ``followed``, with queue entries also
+        for the harmed frames.
+        """
         self.take(unqueued_parts(followed))
         return with_queued(followed, self.found)
 
     def take(self, parts: Mapping[QueueKey, QueuePart]) -> None:
-        """Search the frames of :func:`unqueued_parts`. The calls follow the order of the log."""
+        """Search for harmed frames in ``parts``, which :func:`unqueued_parts` has returned. The
+        calls must follow the order of the log.
+        """
         new = sorted(place for key, part in parts.items() for place in self._search(key, part))
         self._spans += [Span(place, self.found[place].size) for place in new]
 

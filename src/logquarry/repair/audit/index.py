@@ -57,7 +57,8 @@ class IndexAudit:
         self._files = OpenFiles(layout)
         self._log = CommitLog(layout, files=self._files)
         self._index = Index(layout, files=self._files)
-        # Read the headers before the log: a running writer appends to the log first.
+        # Read the headers before the log. A running writer appends a message to the log before it
+        # adds the message's keys to the index, so the log has all messages of these headers.
         headers = [file.header for file in self._index.files]
         self._ranges = [(header.begin_offset, header.end_offset) for header in headers]
         self._numbers = {file.path: number for number, file in enumerate(self._index.files)}
@@ -93,16 +94,19 @@ class IndexAudit:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the entries are those of the log's keys, in the same order. The result is True
-        even if the last keys of the log have no entries, and also if :meth:`add` was never called.
-        If the result is False, read the log again, and call :meth:`count` for each run.
+        """Whether the index has exactly the entries of the log's keys, in the order of the log. The
+        result is True even if the last keys of the log have no entries, and also if :meth:`add` was
+        never called. If the result is False, the caller must read the log again, and call
+        :meth:`count` for each run.
         """
         if not self._has_keys:
             return True
         return self._stream.is_through and not self._stream.entries.odd_headers
 
     def count(self, run: Run, has_key: Bools) -> None:
-        """Count a run's keys; :meth:`finish` subtracts the entries to find missing keys."""
+        """Count the keys of a run. :meth:`finish` compares this count with the number of keys in
+        the index, to find missing keys.
+        """
         self._keys.add(run, has_key)
 
     def finish(self, log_end: int, lost: SpanSet, last_keyed: int | None) -> Iterator[Finding]:
@@ -282,7 +286,8 @@ class IndexAudit:
         audit.check(entries)
         for group in audit.wrong.values():
             yield group.at(file.path, shape.entry_position(group.number), ENTRY.size)
-        # The key of a wrong entry would also be counted as missing: report it only once.
+        # ``audit.keys`` does not count the key of a wrong entry. Subtract these keys, because they
+        # would otherwise be reported a second time, as missing keys.
         reported = sum(group.count for group in audit.wrong.values())
         missing = int(self._keys.keys[number]) - audit.keys - reported
         is_right = file.path not in self._stream.entries.odd_headers
@@ -292,7 +297,9 @@ class IndexAudit:
 
 
 def _gaps(headers: list[IndexHeader], log_start: int) -> list[tuple[int, int]]:
-    """Return the parts of the log before and between index files; none if a header is invalid."""
+    """Return the parts of the log that lie before the first index file, or between two index files.
+    The result is empty if a header is invalid.
+    """
     spans = [(one.begin_offset, one.end_offset) for one in headers if one.entry_count > 1]
     ends = [log_start - 1, *(end for _, end in spans)]
     gaps = [(end, begin) for end, (begin, _) in zip(ends, spans, strict=False)]
@@ -403,7 +410,7 @@ def ends_fault(file: FileView, shape: IndexShape, header: IndexHeader) -> str | 
             f"{first.physical_offset} and {last.physical_offset}"
         )
     # The first entry of a file contains the seconds since the end time of the previous file, so
-    # this check needs a second entry.
+    # this check needs a file with at least two entries.
     end = np.array([header.end_timestamp])
     expected = int(seconds_since(end, header.begin_timestamp)[0])
     if header.entry_count > 2 and last.seconds != expected:
@@ -453,7 +460,7 @@ def _stored_at(log: CommitLog, offset: int) -> int | None:
 
 
 def entries_of_last(data: memoryview, shape: IndexShape, header: IndexHeader) -> int:
-    """Return how many of the file's last entries are keys of the file's last message.
+    """Return how many entries at the file's end belong to keys of the file's last message.
 
     The entries of this message's other keys can be in the next file.
     """

@@ -42,8 +42,8 @@ class EntryAudit:
     """Compares the entries of one index file with their messages.
 
     Attributes:
-        keys: number of distinct keys that have an entry. Only messages after the first and before
-            the second physical offset in ``between`` are considered, and no COMMIT messages.
+        keys: number of distinct keys that have an entry. Only the keys of messages between the two
+            physical offsets in ``between`` are counted, except keys of COMMIT messages.
         is_ordered: whether the entries are in the order of the log, as RocketMQ writes them.
         contradicted: physical offsets of the messages to which an entry points, but that have no
             key with the entry's hash.
@@ -126,8 +126,8 @@ class EntryAudit:
         self.keys += len(_distinct(_pairs(numbers[counted], positive(hashes[counted]))))
         if right.all():
             return right
-        # An entry for the tag of a message is optional: brokers before 5.4 make none, also if they
-        # continue the store of a newer broker.
+        # An entry for the tag of a message is optional: brokers before 5.4 make no such entry, even
+        # if they continue the store of a newer broker.
         raw, owners = index_keys(run.window, run.rows, raw=True, tags=True)
         return right | _among(_pairs(numbers, hashes), np.sort(_pairs(owners, positive(raw))))
 
@@ -223,8 +223,8 @@ class IndexEntries:
 
     @cached_property
     def odd_headers(self) -> frozenset[str]:
-        """Paths of the index files with a wrong header: its begin or end offset is not the physical
-        offset of the first or last entry.
+        """Paths of the index files whose header has a wrong begin or end offset. The right offsets
+        are the physical offsets in the file's first and last entry.
         """
         return frozenset(
             part.path
@@ -234,8 +234,8 @@ class IndexEntries:
 
     @cached_property
     def start(self) -> int:
-        """The number of the first entry whose message has not expired; 0 if the entries before it
-        are not in the order of the log.
+        """The number of the first entry whose message has not expired. The result is 0 if the
+        entries before that entry are not in the order of the log.
         """
         start = self.first_from(self._log_start) if self._offset(0) < self._log_start else 0
         at = 0
@@ -247,7 +247,9 @@ class IndexEntries:
         return start
 
     def some(self, first: int, stop: int) -> Entries:
-        """Return the entries from ``first`` to ``stop`` - 1, at most to the end of one file."""
+        """Return the entries from ``first`` to ``stop`` - 1. The result ends earlier if the file
+        that contains entry ``first`` ends earlier.
+        """
         number = bisect_right(self._ends, first)
         if number == len(self._parts):
             return np.empty(0, ENTRY_DTYPE)
@@ -303,7 +305,7 @@ class EntryStream:
 
     @property
     def is_through(self) -> bool:
-        """Whether each entry is that of the next key, and no entry is left. The last keys may have
-        no entry.
+        """Whether no entry differed, and no entry is left to compare. The last keys of the log may
+        have no entry.
         """
         return not self.is_broken and self.place == len(self.entries)

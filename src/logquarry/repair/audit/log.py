@@ -1,5 +1,5 @@
-"""Audit of the log for a repair: decides whether a break is the log's end or damage. For reads and
-for verify, :mod:`logquarry.log.walk` decides.
+"""Audit of the log for a repair: decides whether a break is the log's end or damage.
+:mod:`logquarry.log.walk` makes the same decision for reads and for verify.
 
 A break is a place at which no valid frame begins. It ends the log (torn tail or stale frames) if
 one of these rules applies:
@@ -9,16 +9,17 @@ one of these rules applies:
    the end of the last message in a queue.
 2. The frame after the break is older than the frame before the break, and does not begin before the
    durable offset.
-3. The store was shut down cleanly without a durable offset. The frame after the break is after the
-   last message in a queue, or newer than the checkpoint (not for RocketMQ 5.5).
+3. The store was shut down cleanly without a durable offset. The frame after the break lies after
+   the last message in a queue, or it is newer than the checkpoint. (In a store of RocketMQ 5.5, the
+   checkpoint is not used.)
 4. No frame follows.
 
 Any other break is damage, and the log continues. If rules 2 to 4 end the log at a break before
 ``least``, the bytes up to ``least`` are damage, and the log ends at ``least``. There are two
 exceptions. If the frame after the break begins before ``least``, an earlier recovery has cut the
-frame off, although a queue still points to it: the durable offset replaces ``least``. If there is
-no durable offset, zeros in a file without other damage are not damage, so the log can end before
-``least``.
+frame off, although a queue still points to it. In this case, the rules use the durable offset in
+place of ``least``. If there is no durable offset, zeros in a file without other damage are not
+damage, so the log can end before ``least``.
 
 Verify finds the log's end with :func:`logquarry.read.log_end.log_bound`. Verify uses these rules
 only for the frames after this end.
@@ -105,7 +106,7 @@ def find_bounds(
     layout: StoreLayout, queues: Iterable[Queue], *, ignores_cut: bool = False
 ) -> KnownBounds:
     """Return the known bounds. If the last recovery has recorded the log's end, entries that point
-    after this end are ignored, except with ``ignores_cut``.
+    after this end are ignored, unless ``ignores_cut`` is true.
     """
     entries = last_entries(layout, queues)
     # RocketMQ 5.5 updates the dispatch time in the checkpoint only when it syncs the queues, and
@@ -243,7 +244,8 @@ class LogAudit:
         if stored < self.last_timestamp:
             return f"{where} are older: an earlier recovery left them"
         known = bounds.dispatched_timestamp
-        # A checkpoint is wrong if it is older than the last frame before the damage: ignore it.
+        # If the checkpoint is older than the last frame before the damage, the checkpoint is wrong,
+        # and does not count as evidence.
         is_known = known is not None and known >= self.last_timestamp
         if bounds.is_closed and bounds.durable is None and is_known and stored > (known or 0):
             return f"{where} are newer than the last dispatched message in the checkpoint"
@@ -280,8 +282,8 @@ class LogAudit:
             )
 
     def _with_zeros(self, broken: list[DamagedSpan], least: int) -> list[DamagedSpan]:
-        """Add spans for the zeros and the missing files between damaged spans, and from the last
-        one to ``least``. If there is no durable offset, add spans only in damaged files.
+        """Add spans for the zeros and the missing files between damaged spans, and between the last
+        damaged span and ``least``. If there is no durable offset, add spans only in damaged files.
         """
         files = self._layout.commit_log
         found: list[DamagedSpan] = []
@@ -354,10 +356,11 @@ def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
 def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     """Return the physical offset of the log's last message if it is incomplete, else None.
 
-    The message is checked only after a crash, and only if it is after the durable offset.
-    A message is incomplete if its properties end in a zero byte, or, without properties, if its
-    topic does. A torn page or a crashed replica can leave such bytes, and no CRC covers them. If
-    the message has a queue entry, only its topic is checked: zeros may be part of the properties.
+    The message is checked only after a crash, and only if it is after the durable offset. A message
+    with properties is incomplete if the properties end in a zero byte. A message without properties
+    is incomplete if its topic ends in a zero byte. A torn page or a crashed replica can leave such
+    bytes, and no CRC covers them. If the message has a queue entry, only its topic is checked:
+    zeros may be part of the properties.
     """
     if bounds.durable is None or bounds.is_closed:
         return None

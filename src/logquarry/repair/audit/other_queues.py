@@ -2,7 +2,7 @@
 Only RocketMQ 5 has batch queues and queues in RocksDB.
 
 With ``rocksdbCQDoubleWriteEnable``, a store has each queue twice, in files and in RocksDB. The
-audit then compares the files and RocksDB with the log.
+audit then compares both copies with the log.
 """
 
 from __future__ import annotations

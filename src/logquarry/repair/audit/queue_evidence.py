@@ -191,8 +191,9 @@ class SeenMessages:
         self.strays.append((int(part.units["physical_offset"][0]), int(part.offsets[0])))
 
     def ends_in_doubt(self, part: QueuePart) -> bool:
-        """Whether the last frame has no place in the queue if the next message has the queue offset
-        that is expected for this frame.
+        """Whether only the next message can decide if the last frame of ``part`` has a place in the
+        queue. The frame has no place if the next message has the queue offset that is expected for
+        the frame.
         """
         offset = int(part.offsets[-1])
         expected = self.next_offset if len(part.offsets) == 1 else int(part.offsets[-2]) + 1
@@ -367,7 +368,8 @@ class HarmedProperties:
     log.
 
     Args:
-        layout: the store; :func:`with_entry_rules` has completed its settings.
+        layout: the layout of the store, with the settings that :func:`with_entry_rules` has
+            completed.
         queue_of: returns a queue; None if it has no usable files.
     """
 
@@ -377,7 +379,9 @@ class HarmedProperties:
         self._places: list[Int64] = []
 
     def take(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
-        """Compare some frames. ``parts`` contains their entries, each in its right queue."""
+        """Compare the frames in ``followed`` with queues and index. ``parts`` contains the queue
+        entries of these frames, each in its right queue.
+        """
         self._index.add(followed)
         for key, part in parts.items():
             queue = self._queue_of(key)

@@ -1,4 +1,4 @@
-"""Audit of the consume queues: every difference between the queues and the log.
+"""Audit of the consume queues. It finds every difference between the queues and the log.
 
 The audit reports differences after it has read the whole log, because a topic may have been deleted
 and created again.
@@ -124,8 +124,8 @@ class QueuesAudit:
         """Compare the store times of entries; only entries in RocksDB have a store time."""
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
-        """Whether the first queue offset given for each queue follows the queue's last message so
-        far.
+        """Whether ``queues`` continues each queue: the first queue offset that it gives for a queue
+        is one more than that of the queue's last message so far.
         """
         return all(
             key not in self._seen or self._seen[key].next_offset == first
@@ -142,7 +142,8 @@ class QueuesAudit:
         self, run: Iterable[Mapping[QueueKey, QueuePart]]
     ) -> dict[QueueKey, tuple[int, int]] | None:
         """Return the queue offsets of a run in each queue, as (first, one past the last); None if a
-        queue does not have exactly the entries of the run. The audit forgets all earlier runs.
+        queue does not have exactly the entries of the run. The call first deletes what the audit
+        has recorded about earlier runs.
         """
         self._seen.clear()
         for parts in run:
@@ -227,7 +228,9 @@ class QueuesAudit:
             seen.note("queue_entry_wrong", offsets, wrong, reason)
 
     def _note_head(self, seen: SeenMessages, offsets: Int64, early: Bools, places: Int64) -> None:
-        """Record messages before the queue's first entry that retention has not deleted."""
+        """Record the messages that lie before the queue's first entry, although the log still has
+        them.
+        """
         if seen.queue is None or not early.any():
             return
         if seen.log_start is None:

@@ -21,15 +21,16 @@ rule that applies decides whether the message's queue offset is right or harmed:
    than expected. A queue offset other than 0 is also harmed in two cases: there is no next message,
    or the next message has the same or a lower queue offset.
 
-The queue offsets of several messages can be consecutive, or can follow that of the last message
-with a right queue offset. They are harmed only if the queue has the entries of all these messages
-at the expected offsets.
+Another rule applies to several messages with consecutive queue offsets, and to messages that
+continue the queue offsets after the last message with a right queue offset. The queue offsets of
+such messages are harmed only if the queue has the entries of all these messages at the expected
+offsets.
 
 The queue offset of a queue's first message is right if the next message has the following queue
 offset, or if the queue has the first message's entry at this queue offset. If neither is true, the
-first message's entry elsewhere in the queue shows the right queue offset. Without such an entry, a
-queue offset that is lower than that of the next message is right, and in all other cases the next
-message shows the right queue offset.
+first message's entry elsewhere in the queue shows the right queue offset. Without such an entry,
+the first message's queue offset is right if it is lower than that of the next message, or if there
+is no next message. Otherwise, the right queue offset is one less than that of the next message.
 
 A queue offset below 0 or above ``MOST_OFFSET`` is always harmed. A gap that is larger than
 ``MOST_GAP``, and larger than the lost bytes explain, always shows a harmed queue offset. In all
@@ -83,7 +84,8 @@ class RightOffsets(ABC):
         self._next: int | None = None
         # Queue offset after the last message whose frame has the right queue offset.
         self._sure: int | None = None
-        # The last message if its queue offset is in doubt; the next message decides.
+        # The last message, if its queue offset is in doubt until the next message is read; else
+        # None.
         self._odd: tuple[int, Units] | None = None
         self._moved: dict[int, int] = {}
         self._searches = 0
@@ -353,9 +355,10 @@ def _right_base(own: int, count: int, expected: int | None, following: int | Non
 
 
 def epochs(entries: BatchEntries, expected: int) -> Iterator[tuple[bool, BatchEntries]]:
-    """Cut the entries of a batch queue where a queue offset does not increase: the topic was
-    created again there. For each part, yield whether the topic was created again at the part's
-    start, and the part. ``expected`` is the queue offset after the previous message.
+    """Split the entries of a batch queue into parts. A new part begins at each entry whose queue
+    offset does not increase, because the topic was created again before this entry. For each part,
+    yield whether the topic was created again at the part's start, and the part. ``expected`` is the
+    queue offset after the previous message.
     """
     starts = entries["base"].astype(np.int64)
     cuts = falls(starts, starts + entries["count"], expected)

@@ -166,8 +166,8 @@ class RebuildReport:
 
     Attributes:
         into: folder of the new files, None for the store itself.
-        has_abort: whether the store was not shut down cleanly. False if a process has the store
-            open.
+        has_abort: whether the store was not shut down cleanly. ``has_abort`` is also False if a
+            process has the store open.
         old: the old files of each folder that is rebuilt.
         quarantine: folder with the old files, None if no file was moved.
         messages: number of messages in the log, without damaged ones.
@@ -373,7 +373,9 @@ def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
 
 
 def folder_to_recover(layout: StoreLayout) -> str | None:
-    """Return the folder of queues in RocksDB, or None; UsageError if rocksdict is missing."""
+    """Return the folder of the queues in RocksDB; None if the store has no such folder. Raises
+    UsageError if the package ``rocksdict`` is missing.
+    """
     require_package(layout)
     return next(iter(rocksdb_folders(layout)), None)
 

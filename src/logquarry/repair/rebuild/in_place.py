@@ -19,8 +19,9 @@ COMPLETE: Final = "complete"
 
 
 def built_folders(target: Path) -> dict[str, str]:
-    """Return the folders that an interrupted rebuild has built, but not moved into place, as path
-    -> present path, both below ``target``.
+    """Return the folders that an interrupted rebuild has built, but not moved into place. The
+    result maps the final path of each folder to its present path; both paths are relative to
+    ``target``.
     """
     build = target / REBUILD
     if not is_file(build / COMPLETE):
@@ -75,7 +76,8 @@ def swap(
                 _rename(disk, place, old)
             _rename(disk, build / name, place)
         except BaseException:
-            # Undo the first rename, also after Ctrl-C: the store has its old folder again.
+            # Undo the first rename, so that the store has its old folder again. This also happens
+            # after Ctrl-C.
             if exists(old) and not exists(place):
                 _rename(disk, old, place)
             raise

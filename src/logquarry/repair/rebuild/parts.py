@@ -315,8 +315,8 @@ def find_harmed(
     """Find the frames with a harmed topic, queue id or transaction type
     (:mod:`logquarry.repair.audit.harmed_frames`).
 
-    The right queue has the entry of such a frame at a queue offset that the runs lack. So the
-    function reads only the frames of such entries, at most ``_MOST_READ``.
+    The right queue has the entry of such a frame at a queue offset that no message of this queue in
+    ``runs`` has. So the function reads only the frames of such entries, at most ``_MOST_READ``.
 
     Args:
         old: the queues on the disk.

@@ -365,7 +365,9 @@ class KeyThread:
         self._waiting: deque[Future[None]] = deque()
 
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
-        """Let the thread add keys by :meth:`IndexWriter.put`. Raises an earlier call's error."""
+        """Pass keys to the thread, which adds them to the index with :meth:`IndexWriter.put`. If
+        the thread failed on the keys of an earlier call, raises that error.
+        """
         if len(self._waiting) >= self._most:
             self._waiting.popleft().result()
         # Copy the arrays of keys: the follower overwrites them before the thread has used them.

@@ -224,7 +224,7 @@ def _report(
 
 def _sizes_below(folder: Path) -> list[int]:
     if is_file(folder):
-        # A file in the folder's place moves to quarantine too.
+        # If a file has the name of the folder, the rebuild moves this file to quarantine too.
         return [folder.stat().st_size]
     sizes = []
     for below, names in folders_below(folder, _raise_unreadable):
@@ -277,8 +277,8 @@ class _Rebuild:
                 is_live = not is_in_place and layout.is_live()
                 report = _report(layout, into, self.names, is_live=is_live)
                 report = self._built(layout, report, progress)
-            # Write this file after the block, which removes the store's hard links at its end: if
-            # this removal fails, the build is removed.
+            # Write this file only after the block has ended. The block removes the store's hard
+            # links at its end, and if this removal fails, the build is removed.
             self.disk.replace(self._build / COMPLETE, b"complete\n")
         except BaseException:
             shutil.rmtree(self._build, ignore_errors=True)

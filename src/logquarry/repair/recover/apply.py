@@ -258,9 +258,9 @@ class _Work:
         self._disk.copy(path, position, length, free_path(target))
 
     def _find_mendings(self) -> None:
-        """Collect and save the entries of lost messages, and of frames with a harmed queue id
-        or transaction type: a later step cuts these entries off. Only these entries show the right
-        queues.
+        """Collect and save the entries of lost messages, and the entries of frames with a harmed
+        queue id or transaction type, because a later step cuts these entries off. Only these
+        entries show the right queues.
         """
         layout = StoreLayout.open(self._root, self._config)
         files = OpenFiles(layout)
@@ -306,9 +306,9 @@ class _Work:
         bridged = {
             self._entry_at(queue.key, 0)[0].parent: queue for queue in plan.queues if queue.bridges
         }
-        # Move index files before the queues change: perhaps only the queues show that the index has
-        # other messages than the log. If this recovery is interrupted, the next recovery must still
-        # find the fault.
+        # Move index files before the queues change, because the unchanged queues can be the only
+        # evidence that the messages of the index are not those of the log. If this recovery is
+        # interrupted, the next recovery must still find the fault.
         for step in sorted(plan.steps, key=lambda step: (root / step.file).parent != root / INDEX):
             path = root / step.file
             if step.file == plan.rocksdb or step.file in plan.misnamed:
@@ -426,7 +426,7 @@ class _Work:
                 return
             key = int(np.searchsorted(numbers, first))
             if key < len(numbers) and offsets[numbers[key]] == index_from:
-                # The index has some keys of its last message already.
+                # The index already has some keys of its last message.
                 key += there
             keys.put(offsets[first:], times[first:], hashes[key:], numbers[key:] - first)
 

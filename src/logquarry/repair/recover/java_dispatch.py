@@ -9,8 +9,8 @@ frame that is valid for :func:`logquarry.format.frame.decode_at`. RocketMQ 5 als
 The rules by which messages are dispatched (``doDispatch``) apply to stores with queue files. The
 rules come from ``CommitLog.recoverNormally``, ``recoverAbnormally`` and
 ``DefaultMessageStore.load`` of 4.9.3, 5.1.4, 5.3.3, 5.4.0 and 5.5.0. The files of a store do not
-show whether 5.1 or 5.3 wrote it, so the rules of 5.3 are used for both. The two differ after a
-clean shutdown: 5.1 then dispatches no message of the log.
+show whether 5.1 or 5.3 wrote it, so the rules of 5.3 are used for both. After a clean shutdown, the
+two versions differ: 5.1 dispatches no message of the log.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LARGEST_ARRAY: Final = java.INT_MAX - 2
 
 
 class JavaMemoryError(Exception):
-    """RocketMQ would end here: Java throws OutOfMemoryError, which the recovery does not catch."""
+    """RocketMQ would exit here: its recovery does not catch Java's OutOfMemoryError."""
 
 
 class JavaRequest(NamedTuple):
@@ -65,9 +65,8 @@ class JavaRequest(NamedTuple):
 
 class JavaVerdict(NamedTuple):
     """The result of Java's check at a position of its read buffer. ``size`` is the size of a
-    message, 0 for a blank, and -1 for other bytes. If ``is_success``, a recovery continues after
-    these bytes.
-    ``end`` is the position to which Java's buffer has moved.
+    message, 0 for a blank, and -1 for other bytes. If ``is_success`` is true, RocketMQ's recovery
+    continues after these bytes. ``end`` is the position to which Java's buffer has moved.
     """
 
     size: int
@@ -88,10 +87,10 @@ def check_message(
     """Return what Java finds at one position of its read buffer.
 
     Args:
-        levels_ms: delay of each delay level in milliseconds. Empty during a recovery by 4.9, which
-            does not know the levels yet.
-        read_body: whether Java reads the body, as in a recovery. The later dispatch accepts a
-            BODYLEN that is larger than the frame.
+        levels_ms: delay of each delay level in milliseconds. Empty for the recovery of 4.9, which
+            has not read the delay levels yet.
+        read_body: whether Java reads the body, as in a recovery. The dispatch after the recovery
+            does not read the body, and accepts a BODYLEN that is larger than the frame.
         is_5: whether to use the rules of 5.3 and later, which accept V2 frames, and reject a frame
             or a blank that ends after the end of the buffer.
 
@@ -191,8 +190,9 @@ class JavaRules:
     """The rules of one RocketMQ version.
 
     Attributes:
-        is_5: whether RocketMQ reads V2 frames, knows the delay levels during the recovery, and
-            starts the later dispatch at the log's end. 4.9 starts it at the end of the queues.
+        is_5: whether the version is 5. RocketMQ 5 reads V2 frames, knows the delay levels during
+            the recovery, and after the recovery dispatches from the log's end on. RocketMQ 4.9
+            dispatches from the end of the queues on.
         most_files: maximum number of files at the log's end that the recovery reads, or None.
         starts_by_frame: whether the first frame of a file decides if the recovery begins there.
             After a clean shutdown, RocketMQ then compares the PHYSICALOFFSET of this frame with the
@@ -235,7 +235,7 @@ _NEVER_COPIED: Final = ("%RETRY%", "rmq_sys_", props.SCHEDULE_TOPIC)
 class JavaDispatch:
     """Dispatches messages in the order of the log. ``open_index`` is called once, before the first
     message. ``messages`` and ``keys`` are counts. ``store_timestamp`` and ``physical_offset`` are
-    those of the last dispatched message with a queue entry.
+    those of the last dispatched message that has a queue entry.
     """
 
     def __init__(
@@ -324,8 +324,8 @@ class JavaDispatch:
             queue.put(np.array([offset], np.int64), units_of(physical, size, code))
 
     def _queue(self, key: QueueKey) -> JavaQueue | None:
-        """Return a queue, and create it if it is missing. None if no folder can have the topic's
-        name.
+        """Return a queue, and create it if it is missing. Return None if the topic's name cannot be
+        the name of a folder.
         """
         queue = self.queues.get(key)
         if queue is None:
@@ -342,7 +342,9 @@ class JavaDispatch:
         return queue
 
     def _copies(self, request: JavaRequest) -> Iterator[tuple[QueueKey, int]]:
-        """Yield the queues that get a multi-dispatch copy (``multiDispatchLmqQueue``)."""
+        """Yield the queues that receive a multi-dispatch copy of the message
+        (``multiDispatchLmqQueue``).
+        """
         if not self._config.enable_multi_dispatch:
             return
         if self._rules.is_5 and (not request.properties or request.topic.startswith(_NEVER_COPIED)):

@@ -44,8 +44,8 @@ position in the file, the window at the first position, and the run or the resul
 @dataclass(eq=False)
 class JavaLog:
     """The files of a log, as RocketMQ treats them. ``last_message`` is the physical offset of the
-    last message that :meth:`find_end` found. ``stopped_by`` describes the bytes after it, if they
-    are not zeros.
+    last message that :meth:`find_end` found. ``stopped_by`` describes the bytes after this message,
+    if they are not zeros.
     """
 
     root: Path
@@ -71,15 +71,15 @@ class JavaLog:
 
     def _view(self, file: JavaFile) -> memoryview:
         if self._open[0] != file.path:
-            # mapped() refuses unreadable blocks: zeros in their place would seem to be the log's
-            # end.
+            # mapped() refuses unreadable blocks. If they were read as zeros, the log would seem to
+            # end there.
             self._open = file.path, mapped(self.root / file.path, "keeps the messages after it")
         return self._open[1]
 
     def first_normally(self, known: int, *, index_limit: int | None, check_crc: bool) -> int:
         """Return the index in ``files`` of the file at which a recovery after a clean shutdown
-        begins. The queues point to messages up to physical offset ``known``. The first frame's
-        store time must not be after ``index_limit``, if given.
+        begins. The queues point to messages up to physical offset ``known``. If ``index_limit`` is
+        given, the store time of the file's first frame must not be after it.
         """
         if not self.rules.is_5:
             return max(0, len(self.files) - RECOVERED_FILES)
@@ -94,7 +94,8 @@ class JavaLog:
     ) -> int:
         """Return the index in ``files`` of the file at which a recovery after a crash begins."""
         limit = min(checkpoint.physic_timestamp, checkpoint.logics_timestamp)
-        # QUIRK: for the lowest times, Java's subtraction wraps to a far future.
+        # QUIRK: if the time is near the lowest value of a long, Java's subtraction overflows, and
+        # the result is a time in the far future.
         limit = max(0, java.to_long(limit - _GRACE_MS))
         index_limit = checkpoint.index_timestamp if index_safe else None
         if self.rules.starts_by_frame:
@@ -159,8 +160,9 @@ class JavaLog:
     def find_end(
         self, start: int, dispatch: JavaDispatch | None, *, check_crc: bool, known: int = -1
     ) -> int:
-        """Find the log's end, as ``recoverNormally`` and ``recoverAbnormally`` do. Dispatch the
-        messages after ``known`` with ``dispatch``. Raises JavaRefusal if RocketMQ would fail.
+        """Find the log's end, as ``recoverNormally`` and ``recoverAbnormally`` do. Pass each
+        message after physical offset ``known`` to ``dispatch``. Raises JavaRefusal if RocketMQ
+        would fail.
         """
         # QUIRK: 4.9 reads the delay levels only after its recovery. So for a delayed message, the
         # recovery writes the hash of the tags into the entry, and not the delivery time.
@@ -203,12 +205,13 @@ class JavaLog:
         check_crc: bool,
         read_body: bool = True,
     ) -> Iterator[_Step]:
-        """Yield the steps through a file from position ``at`` on: a run of messages, or Java's
-        result at a place where no run begins. The last step is the result at the first place
-        without a message. Only the last two steps that were yielded are valid.
+        """Yield the steps through a file, from position ``at`` on. A step is a run of messages or,
+        if no run begins at a place, the result of Java's check there. The last step is the result
+        of the check at the first place without a message. A step stays valid only until two more
+        steps were yielded.
         """
         size = 1
-        # Use two followers alternately: each overwrites its previous result.
+        # A follower overwrites its previous result, so use two followers alternately.
         followers = [
             Follower(levels_ms, check_crc=check_crc, as_java=True, keys=self.keys) for _ in range(2)
         ]
@@ -262,8 +265,8 @@ class JavaLog:
         return dropped
 
     def dispatch_rest(self, start: int, dispatch: JavaDispatch) -> None:
-        """Dispatch the messages from ``start`` on, as ``ReputMessageService.doReput`` does.
-        Raises JavaRefusal if RocketMQ would fail, or would wait without end.
+        """Dispatch the messages from ``start`` on, as ``ReputMessageService.doReput`` does. Raises
+        JavaRefusal if RocketMQ would fail, or would wait forever.
         """
         offset = start
         while offset < self.max_offset:

@@ -54,7 +54,7 @@ class Noted:
         self._changed[path] = mmap.mmap(-1, size)
 
     def extend(self, path: str, size: int) -> None:
-        """Append zeros to a file; the plan does not depend on this."""
+        """Do nothing: zeros that :class:`Applied` appends do not change the plan."""
 
     def set_aside(self, path: str) -> None:
         """Move a file to quarantine."""
@@ -143,9 +143,9 @@ Target = Noted | Applied
 
 
 def mapped(path: Path, remedy: str = "makes the file again") -> memoryview:
-    """Return all bytes of a file. Raises JavaRefusal if the disk cannot read one of them.
+    """Return all bytes of a file. Raises JavaRefusal if any byte cannot be read.
 
-    ``remedy`` is the part of the error's text that describes what a safe recovery would do.
+    The error's text contains ``remedy``, which describes what a safe recovery would do.
     """
     try:
         view = whole_file(path)
@@ -195,7 +195,7 @@ class JavaQueue:
         files: the files in order. At first, Java treats each file as full.
         set_aside: (path, reason) of each file that Java would delete.
         cut: byte position of the first entry that was cut off because its message is after the
-            log's end; None if there is none. Only files that stay have such an entry.
+            log's end; None if there is none. Entries in files that Java would delete do not count.
         put_from: byte position of the first entry that was appended.
     """
 
@@ -265,7 +265,7 @@ class JavaQueue:
         """Remove entries of messages after the log's end, as ``truncateDirtyLogicFiles`` does.
 
         QUIRK: Java accepts the first entry of a file even if it is all zeros. If each file holds
-        only one entry, Java never ends this loop.
+        only one entry, Java's loop never ends.
         """
         self.max_physical = physical
         while self.files:
@@ -301,7 +301,7 @@ class JavaQueue:
         QUIRK: the dispatcher skips a message that ends at or before ``max_physical``. The
         dispatcher also skips an entry whose queue offset is before the queue's end, unless the
         queue offset is 0. All other entries are appended at the queue's end, even if their queue
-        offsets are higher.
+        offsets are higher than the queue's end.
         """
         if not len(units):
             return
@@ -320,9 +320,7 @@ class JavaQueue:
                 self._put_run(int(offsets[start]), units[start:stop])
 
     def _put_run(self, offset: int, units: Units) -> None:
-        """Append consecutive entries. If the first entry has queue offset 0, there must be no other
-        entry.
-        """
+        """Append consecutive entries. An entry with queue offset 0 must be passed alone."""
         end = _end_of(units[-1])
         expected = java.to_long(offset * UNIT_SIZE)
         file = self._writable(expected)

@@ -1,4 +1,4 @@
-"""Finds the messages that a recovery would lose, and decides whether the user must consent to it.
+"""Finds the messages that a recovery would lose, and decides whether the user must accept the loss.
 
 A message is lost if a queue, the index, the durable offset or the checkpoint shows that the message
 existed, and the recovered log does not have the message. Messages that retention deleted, and
@@ -7,20 +7,20 @@ messages in damage that an earlier recovery recorded, are not lost in this sense
 After a crash, it is normal that the newest messages are lost. So the decision considers only
 messages that were certainly on the disk. The code calls such messages *vouched for*:
 
-- With a durable offset: the messages before this offset, and the messages in a missing log file
-  that other log files follow.
+- With a durable offset: the messages before this offset, and the messages in each missing log file
+  that lies before an existing log file.
 - Without a durable offset, after a clean shutdown: the messages to which a queue or the index
   points.
-- Without a durable offset, after a crash: the messages before the offset at which the recovery ends
-  the log, the messages in later log files, and the messages in missing log files. If valid frames
-  follow this offset, or if the checkpoint's time is after that of the log's last message, all lost
-  messages are vouched for.
+- Without a durable offset, after a crash: the messages before the log's new end, the messages in
+  later log files, and the messages in missing log files. All lost messages are vouched for if valid
+  frames follow the log's new end, or if the checkpoint's time is later than the store time of the
+  log's last message.
 
 The user must consent to the loss (``accept_loss``) if log files are missing. The user must also
 consent if log files were replaced by files of another store, because consumers would get the
-messages of that store. If neither is the case, the user must consent if two or more vouched-for
-messages are lost, and if these are more than a small share of the log. docs/recovery.md has a table
-of all cases.
+messages of that store. In all other cases, the user must consent if at least two vouched-for
+messages are lost, and if the lost messages are more than a small share of the log. docs/recovery.md
+has a table of all cases.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Loss:
         return f"{count} {verb}, {text.plural(self.bytes, 'byte')}: {self.reason}"
 
     def refusal(self, accept_loss: int | None) -> str | None:
-        """Return as text why the recovery is refused; None if it is not refused."""
+        """Return the reason why the recovery is refused, as text; None if it is allowed."""
         if not self.needs_consent or (accept_loss is not None and accept_loss >= self.bytes):
             return None
         return (
@@ -219,9 +219,9 @@ class LossSearch:
 
     @cached_property
     def _gaps(self) -> list[DamagedSpan]:
-        """The missing log files after the offset at which the log will end, and before other log
-        files. A writer syncs the name of a log file before it uses the file. So a crash alone
-        cannot lose the name of a file, but keep the name of a later file.
+        """The missing log files that lie after the log's new end and before an existing log file. A
+        writer syncs the name of a log file before it uses the file. So a crash alone cannot remove
+        a log file if a later log file exists.
         """
         gaps = missing_files(self._layout, self._log.end)
         return [gap for gap in gaps if gap.offset >= self._end]
@@ -231,15 +231,16 @@ class LossSearch:
         search: LossSearch = proxy(self)
 
         def is_expected(frames: Frames) -> Bools:
-            # Use a weak reference: in a cycle of references, the files would stay open until a
-            # garbage collection.
+            # Use a weak reference. A strong one would create a cycle of references, and the files
+            # would stay open until a garbage collection.
             return search._is_expected(frames)
 
         return ReplacedFiles(self._layout, self._queues, is_expected, self._known)
 
     def _has_foreign_file(self, vouched: Frames) -> bool:
-        """Whether a log file has messages of another store only. If the file also has messages
-        of this store, the store itself wrote new messages in place of messages that a crash lost.
+        """Whether there is a log file in which all messages are from another store. A file that
+        also has messages of this store does not count: after a crash had lost messages, this store
+        wrote new messages in their place.
         """
         places = np.intersect1d(vouched[:, 0], self.replaced[:, 0])
         bases, counts = np.unique(places - places % self._log.file_size, return_counts=True)
@@ -258,7 +259,7 @@ class LossSearch:
 
     @property
     def _lacks_file(self) -> bool:
-        """Whether files of the log are certainly missing, even if no entry points to them."""
+        """Whether files of the log are certainly missing. The result does not depend on entries."""
         if any(span.kind == MISSING_FILE for span in self._damage):
             return True
         durable = self._durable or 0
@@ -269,8 +270,8 @@ class LossSearch:
         found = [self.replaced]
         for queue in self._queues:
             found += self._lost_of(queue, lowest)
-        # Put the index last: if several frames have the same offset, only the first is kept, and
-        # only the frames from queues have a size.
+        # Append the frames from the index last. If several frames have the same offset, only the
+        # first of them is kept, and frames from the index have no size.
         found.append(self._lost_of_index(lowest))
         frames = np.concatenate(found)
         if len(frames) > _MOST_COUNTED:
@@ -331,8 +332,8 @@ class LossSearch:
             return np.ones(len(lost), np.bool_)
         known = self._last_timestamp
         is_flushed = known is not None and 0 < known < self._flushed
-        # Valid frames after the offset at which the log will end show that all messages before
-        # these frames were on the disk.
+        # If valid frames follow the log's new end, all messages before these frames were on the
+        # disk.
         if is_flushed or LogReader(self._layout).find(self._end, self._log.end) is not None:
             return np.ones(len(lost), np.bool_)
         later = SpanSet(span for span in self._files if span.offset >= self._end).mask(starts)
@@ -408,7 +409,7 @@ def missing_files(layout: StoreLayout, end: int) -> Iterator[DamagedSpan]:
 
 
 def missing_span(layout: StoreLayout, start: int, stop: int) -> DamagedSpan:
-    """Return a part of the log for which there is no file, as damage."""
+    """Return the :class:`DamagedSpan` of a part of the log that has no file."""
     path = layout.filesystem.full_path(layout.log_file(start))
     reason = "there is no file for this part of the log"
     return DamagedSpan(start, stop - start, MISSING_FILE, reason, path)

@@ -120,7 +120,7 @@ class StoreFound:
 
 
 def check_folder(root: Path) -> None:
-    """Raise StoreNotFound if a folder is no store, and cannot become one."""
+    """Raise StoreNotFound if a folder is no store, and no store can be created there."""
     try:
         if not exists(root):
             if any(part.startswith("~") for part in root.parts):
@@ -146,11 +146,12 @@ class NeedsRecovery(StoreUnavailable):
 def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -> StoreFound:
     """Check a store before it is opened for writing. The caller must hold the store's lock.
 
-    ``is_recovered`` is whether the store was just recovered; ``abort`` can then still exist.
+    ``is_recovered`` is True if the store was just recovered. In this case, ``abort`` can still
+    exist.
 
     Raises:
         NeedsRecovery: if the store was not shut down cleanly, or its files do not agree.
-        CorruptFile: if the files have other sizes than the settings.
+        CorruptFile: if the sizes of the files differ from the sizes in the settings.
     """
     if not _is_store(root):
         return StoreFound(with_sizes(config, None), 0, (), {})
@@ -214,8 +215,8 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         transactions = found
     pieces, names_copies = _pieces(layout, start, end)
     if settings.enable_multi_dispatch is None:
-        # The settings do not decide whether to make multi-dispatch copies. So make copies only if
-        # the log already has some.
+        # The settings do not specify whether to make multi-dispatch copies. So make them only if
+        # the log already has such copies.
         has_lmq = names_copies if settings.enable_lmq is None else settings.enable_lmq
         settings = replace(settings, enable_multi_dispatch=names_copies, enable_lmq=has_lmq)
     return StoreFound(
@@ -251,7 +252,9 @@ def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[tuple[int,
 
 
 def _check_stated(layout: StoreLayout, config: StoreConfig, queues: Iterable[Queue]) -> None:
-    """Raise CorruptFile if no file has the size in the settings."""
+    """Raise CorruptFile if the log or the queues have files, but none with the size in the
+    settings.
+    """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     if config.queue_file_size is not None:
         listed = (queue.listed for queue in queues if isinstance(queue, ConsumeQueue))
@@ -277,8 +280,8 @@ def recovered_store(
     accept_loss: int | None,
 ) -> StoreFound:
     """Recover a store as RocketMQ does, so that it can be opened. The function creates ``abort``.
-    If RocketMQ would not start on a store that was shut down cleanly, the function removes
-    ``abort`` again.
+    If the store was shut down cleanly, and RocketMQ would not start on it, the function removes
+    ``abort`` before it raises the error.
 
     Raises:
         StoreUnavailable: if RocketMQ would not start, or the disk fails.
@@ -299,7 +302,7 @@ def recovered_store(
         if is_clean:
             abort.remove()
         raise
-    # The file with the recorded damage describes the log before this recovery.
+    # Remove the record of the damage, because it describes the log before this recovery.
     disk.remove(root / store_files.DAMAGE)
     if not is_clean:
         # The next durable offset covers the whole log, so sync the log first.
@@ -341,11 +344,13 @@ def restored_files(layout: StoreLayout, config: StoreConfig, disk: Disk) -> dict
 
 
 def _are_foreign(layout: StoreLayout, config: StoreConfig, lost: Sequence[Path]) -> bool:
-    """Whether the files ``lost``, which have only their hard links, do not belong to the store.
+    """Whether the missing files ``lost`` belong to another store, or to another state of this
+    store. Only their hard links are left.
 
     After a crash, the queues may not show yet that a missing file has messages. But the writer
-    begins a log file only after the previous file is full. So if the log ends before zeros in one
-    of its files, later files belong to another state of the store, or to another store.
+    begins a log file only after the previous file is full. So if the log ends inside one of its
+    files, and only zeros follow, then later files belong to another state of the store, or to
+    another store.
     """
     root = Path(layout.root)
     if not lost:
@@ -353,7 +358,7 @@ def _are_foreign(layout: StoreLayout, config: StoreConfig, lost: Sequence[Path])
     try:
         plan = plan_safe(root, config)
     except StoreError:
-        # The plan may have failed because of the missing file, so the file may be of the store.
+        # The plan may have failed because of the missing files, so they may belong to the store.
         return False
     if plan.refused is not None or plan.loss is not None:
         return False
@@ -461,8 +466,8 @@ def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
 
 def _check_rest(layout: StoreLayout, end: int) -> None:
     """Raise NeedsRecovery if the log has bytes other than zeros after its end: readers could later
-    read them as frames. After a clean shutdown, the bytes that a broker with ``writeWithoutMmap``
-    leaves there are accepted: the writer zeroes them.
+    read them as frames. A broker with ``writeWithoutMmap`` leaves such bytes at a clean shutdown.
+    These are accepted, because the writer zeroes them.
     """
     last = LogReader(layout).data_end(end)
     is_closed = not layout.has_abort

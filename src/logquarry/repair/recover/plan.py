@@ -95,7 +95,7 @@ class Step:
 
 
 class Steps(list[Step]):
-    """The list of steps, while a plan is made."""
+    """Collects the steps of a plan."""
 
     def add(
         self,
@@ -204,9 +204,10 @@ class QueuePlan:
 
     Attributes:
         keep_until: the entries before this position stay, and all others are cut off.
-        had_until: the queue's end before the recovery; ``end`` is its end after the recovery.
+        had_until: the queue's end before the recovery. ``end`` is the queue's end after the
+            recovery.
         resume_at: physical offset of the first message that needs a new entry, or None.
-        moved: see :class:`AuditedQueue`, which also describes ``bridges``.
+        moved: the same as in :class:`AuditedQueue`, and so is ``bridges``.
     """
 
     key: QueueKey
@@ -235,7 +236,8 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
         if end >= had:
             action, reason = QueueAction.KEEP, ""
             if found.ends_empty:
-                # RocketMQ would treat the zeros at the file's start as an entry.
+                # The last file is empty, and RocketMQ would treat the zeros at its start as an
+                # entry.
                 action, reason = QueueAction.CUT, "its last file is empty"
             return QueuePlan(found.key, action, end, had, end, None, reason, bridges=found.bridges)
         keep = end
@@ -254,9 +256,9 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
     return QueuePlan(found.key, action, keep, had, end, resume_at, reason, moved, gap)
 
 
-# Only entries show that a lost message, or a frame with a harmed queue id, belongs to a queue. So a
-# recovery saves such entries before it cuts the queue. If the recovery is interrupted, the next
-# recovery uses the saved entries instead of fillers.
+# If a message is lost, or if the queue id in its frame is harmed, only the queue entry shows to
+# which queue the message belongs. So a recovery saves such entries before it cuts the queue. If the
+# recovery is interrupted, the next recovery uses the saved entries instead of fillers.
 def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
     """Return the entries that an interrupted recovery saved; {} if the file is missing or bad."""
     found: dict[QueueKey, dict[int, QueueEntry]] = {}
@@ -322,10 +324,9 @@ def plan_index(
     """Return the plan for the index of a store.
 
     After a crash, the plan keeps only full index files whose last message is not newer than the
-    checkpoint. RocketMQ, too, removes newer files, but adds only some of their messages to the
-    index again (RocketMQ issue #8007). ``replaced_from`` is the physical offset of the first
-    message that the queues show to be replaced; index files with messages from there on are built
-    again.
+    checkpoint. RocketMQ also removes newer files, but indexes only some of their messages again
+    (RocketMQ issue #8007). ``replaced_from`` is the physical offset of the first message that was
+    replaced, as the queues show. Index files that contain messages from this offset on are rebuilt.
     """
     aside: list[tuple[str, str]] = []
     last: IndexHeader | None = None

@@ -125,8 +125,9 @@ def recover(
 
 
 def _only_restores(plan: RocketmqPlan, layout: StoreLayout) -> RocketmqPlan:
-    """Return a plan without steps, because its steps were planned without the files that get their
-    names back. The plan has a loss only if files are missing that do not get their names back.
+    """Return the plan without its steps. The steps were planned while some files were missing, and
+    the recovery first restores these files. The plan has a loss only if files are missing that the
+    recovery cannot restore.
     """
     end = layout.commit_log.end
     gaps = tuple(missing_files(layout, end))
@@ -147,8 +148,8 @@ def _planned(
     progress: Progress | None,
     restored: Mapping[str, str] = MappingProxyType({}),
 ) -> RecoveryPlan:
-    """Return the plan of a mode, with the steps that both modes have. ``restored`` has the files
-    that get their names back first (:func:`restored_files`).
+    """Return the plan of a mode, including the steps that both modes have. ``restored`` contains
+    the files that are first restored from their hard links (:func:`restored_files`).
     """
     layout = layout_with(root, config, restored).by_content()
     plan: RecoveryPlan
@@ -159,8 +160,8 @@ def _planned(
         if plan.refused is not None:
             return plan
         if layout.cut_end == plan.log_end and all(s.kind is StepKind.CUT for s in plan.steps):
-            # RocketMQ cuts only in memory, so each plan has these steps again. But the last
-            # recovery has already recorded this end.
+            # RocketMQ cuts the log only in memory, so the cuts appear in each new plan. They are
+            # not needed, because the last recovery has already recorded this end.
             plan = dataclasses.replace(plan, steps=())
     else:
         plan = plan_safe(root, config, progress=progress, restored=restored)
@@ -205,7 +206,9 @@ def _planned(
 
 
 def _only_stale_bytes(layout: StoreLayout, plan: RecoveryPlan) -> bool:
-    """Whether a plan only zeroes old bytes after the end, which a sound store can have."""
+    """Whether a plan only zeroes old bytes after the log's end. A sound store can contain such
+    bytes.
+    """
     found = [(step.kind, step.offset) for step in plan.steps]
     return (
         found == [(StepKind.ZERO, plan.log_end)]

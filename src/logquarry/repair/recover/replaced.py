@@ -42,7 +42,8 @@ _FRAMES: Final = 8
 class ReplacedFiles:
     """Finds the lost frames of log files that were replaced.
 
-    ``is_expected`` returns a mask: whether the log should have each of some frames.
+    ``is_expected`` takes an array of frames, and returns a mask: whether the log should have each
+    frame.
     """
 
     def __init__(
@@ -60,12 +61,12 @@ class ReplacedFiles:
         self._queues: Mapping[QueueKey, Queue] = {q.key: q for q in queues}
         self._is_expected = is_expected
         self._known = known
-        # These queues have entries that do not point to a frame, so their other entries can be
+        # The queues in which some entries point to no frame. Other entries of these queues can be
         # wrong too.
         self._doubtful: set[QueueKey] = set()
 
     def frames(self, dropped: Mapping[QueueKey, int] | None) -> Frames:
-        """Return the lost frames. Queue entries point to them, but the new files lack them."""
+        """Return the frames to which queue entries point, but which the log's files lack."""
         found = self._frames_of(self._differing() if dropped is None else dropped)
         if not len(found):
             return found
@@ -73,8 +74,8 @@ class ReplacedFiles:
         return self._frames_of(dict.fromkeys(self._queues, 0))
 
     def _frames_of(self, starts: Mapping[QueueKey, int]) -> Frames:
-        """Return the lost frames of the queues in ``starts``. Each value is the queue offset at
-        which to begin.
+        """Return the lost frames of the queues in ``starts``. ``starts`` maps each queue to the
+        queue offset at which the search begins.
         """
         found = [_NONE]
         for queue in self._all:
@@ -93,8 +94,8 @@ class ReplacedFiles:
     def is_foreign(self, base: int) -> bool:
         """Whether the log file that begins at ``base`` has only messages of another store.
 
-        The queues then have none of the checked frames. Frames of queues that do not exist decide
-        only if there are no other frames: such frames may be messages of a deleted topic.
+        In such a file, no checked frame has an entry in a queue. Frames whose queue does not exist
+        may be messages of a deleted topic, so they count only if there are no other frames.
         """
         has_queue = {True: Counter[bool](), False: Counter[bool]()}
         stop = base + self._log.file_size
@@ -108,8 +109,8 @@ class ReplacedFiles:
         return found[False] > 0 and not found[True]
 
     def _differing(self) -> Mapping[QueueKey, int]:
-        """Return a dictionary with the value 0 for each queue in which a probed entry points to no
-        frame.
+        """Return the queues in which a probed entry points to no frame, each with the queue offset
+        0, at which to begin.
         """
         keys: list[QueueKey] = []
         parts = [_NONE]

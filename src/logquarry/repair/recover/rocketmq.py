@@ -100,7 +100,8 @@ def apply_rocketmq(
     if plan.refused is not None:
         raise StoreUnavailable(f"{plan.root}: {plan.refused}")
     root = Path(plan.root)
-    # These files describe the log before the recovery; readers would still use them.
+    # Remove these files: they describe the log before the recovery, and readers would still use
+    # them.
     disk.remove(root / store_files.DURABLE)
     disk.remove(root / store_files.DAMAGE)
     loss = plan.loss
@@ -111,7 +112,8 @@ def apply_rocketmq(
         file.physic_timestamp, file.logics_timestamp, _ = plan.checkpoint
         file.offsets = plan.offsets
         if not plan.has_log:
-            # A time other than 0 would mean that the log has lost files.
+            # The store has no log. With a time other than 0, it would seem to have lost its log
+            # files.
             file.physic_timestamp = file.logics_timestamp = file.index_timestamp = 0
         file.flush()
         if plan.has_log:
@@ -203,7 +205,8 @@ class _Recovery:
         queues = self._dispatch.queues
         end = self._log.max_offset
         gaps = tuple(missing_files(self._layout, end))
-        # If the steps were carried out, the queues have changed and no longer show a loss.
+        # After the steps were carried out, the changed queues no longer show which messages were
+        # lost.
         shows_loss = refused is None and self._disk is None
         search = LossSearch(self._layout, end=end, damage=gaps) if shows_loss else None
         return RocketmqPlan(

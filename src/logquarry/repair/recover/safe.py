@@ -2,8 +2,8 @@
 
 The planner reads the log once, and compares it with the queues (:mod:`logquarry.repair.audit.log`,
 :mod:`logquarry.repair.audit.first_difference`). Of the store's files, a recovery deletes only
-``abort``, files that contain only zeros, and hard links to log files at wrong names. A recovery
-moves bad files to quarantine.
+``abort``, files that contain only zeros, and hard links that give a log file a second, wrong name.
+A recovery moves bad files to quarantine.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def plan_safe(
         restored: the files that get their names back before the plan is applied
             (:func:`layout_with`).
         mends: whether to correct harmed queue offsets. False for a log that salvage has written.
-            The queue offsets of such a log are right, but a gap in them would seem wrong, because
-            the log has no lost bytes in place of the lost messages.
+            The queue offsets of such a log are right. But they have gaps for lost messages, and the
+            gaps would seem wrong, because the log itself has no damage at these places.
         end: physical offset at which to end the log; by default, it ends after its last message.
 
     Raises:
@@ -348,7 +348,7 @@ class _Planner:
             queue = self._queues.get(one.key)
             first = one.kept_until if one.difference is None else one.difference.offset
             if queue is None or first < one.had_until:
-                # In a batch queue, ``first`` counts entries and is no queue offset, so return 0.
+                # In a batch queue, ``first`` is an entry number and not a queue offset, so use 0.
                 found[one.key] = 0 if queue is None or queue.is_batch else first
         return found
 
@@ -367,8 +367,8 @@ class _Planner:
                 if all(step.file != folder for step in self._steps):
                     self._steps.add(StepKind.SET_ASIDE, folder, why)
                 continue
-            # List the files of the layout, because a queue object leaves out files with impossible
-            # names.
+            # Take the files from the layout, because a queue object leaves out files with
+            # impossible names.
             sequence = self._layout.batch_queue(*key) if is_batch else self._layout.queue(*key)
             files = sequence.files
             reason = queue_fault(files, form.file_size) or unreadable_file(files, self._files)
@@ -377,7 +377,7 @@ class _Planner:
             self._queues[key] = queue if reason is None else None
 
     def _with_end(self, found: AuditedQueue) -> AuditedQueue:
-        """Keep the end of a queue with unusable files if all its messages have expired."""
+        """If all messages of a queue with unusable files have expired, keep the queue's end."""
         if found.end is not None or found.key not in self._unusable:
             return found
         queue, _ = self._unusable[found.key]
@@ -465,8 +465,8 @@ class _Planner:
             synced_timestamp=checkpoint_times(self._layout).index_timestamp,
             replaced_from=int(replaced[0, 0]) if len(replaced) else None,
         )
-        # Move the file with the fault last: after an interruption, the next recovery must still
-        # find the fault.
+        # Move the file with the fault last: if this recovery is interrupted, the next one must
+        # still find the fault.
         for name, reason in reversed(found.set_aside):
             self._steps.add(StepKind.SET_ASIDE, f"{INDEX}/{name}", reason)
         left = len(self._layout.index_files) - len(found.set_aside)
@@ -478,11 +478,11 @@ class _Planner:
 
 
 def _made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | None:
-    """Return the physical offset of the last message in a log file, if it would wrongly seem valid
-    after the recovery; else None.
+    """Return the physical offset of the last message in a log file if the message is incomplete,
+    but would seem valid after the recovery; else None.
 
-    The file is too short, and the recovery appends zeros to it. An incomplete message at its end
-    can seem valid with these zeros, because no CRC covers the properties.
+    The recovery appends zeros to a file that is too short. With these zeros, an incomplete message
+    at the file's end can seem valid, because no CRC covers the properties.
     """
     stop, room = file.base + file.size, layout.commit_log.file_size
     spans = [span for span in log.damage if span.offset < stop <= span.end]

@@ -63,8 +63,8 @@ class WrongEntry(StoreUnavailable):
 def check_entries(root: Path, config: StoreConfig, *, removes_links: bool = False) -> None:
     """Raise WrongEntry if a store file is not a regular file, or if two paths lead to it.
 
-    A missing file is accepted. ``removes_links`` is whether the caller removes the hard links that
-    :func:`wrong_links` returns. If so, these are accepted too.
+    A missing file is accepted. If the caller removes the hard links that :func:`wrong_links`
+    returns, ``removes_links`` must be True. These hard links are then accepted too.
     """
     aside = store_files.quarantine(root)
     check_places(root)
@@ -96,8 +96,8 @@ def named_folders(root: Path, log_folders: LogFolders) -> list[Path]:
 
 
 def layout_with(root: Path, config: StoreConfig, restored: Mapping[str, str]) -> StoreLayout:
-    """Make the layout of a store as it will be after the files ``restored`` have their names back;
-    see :class:`RestoredFileSystem`.
+    """Make the layout that the store will have after the files ``restored`` were restored from
+    their hard links; see :class:`RestoredFileSystem`.
     """
     if not restored:
         return StoreLayout.open(root, config)
@@ -142,7 +142,7 @@ def _check_links_of(folder: Path) -> None:
     try:
         os.scandir(links).close()
     except (FileNotFoundError, NotADirectoryError):
-        pass  # If a folder above the store is a file, the opening of the store names this file.
+        pass  # A folder above the store is a file: opening the store reports this file.
     except OSError as error:
         reason = f"it cannot be read: {error.strerror}: make it readable, or move it away"
         raise WrongEntry(links, reason) from error
@@ -197,7 +197,8 @@ def check_queue_folder(folder: Path) -> None:
 def check_listed(layout: StoreLayout, empty: Iterable[str]) -> None:
     """Raise WrongEntry for a pipe, a device or a broken link in the listed folders of the queues.
 
-    To save time, only unexpected names and the files ``empty``, which have no bytes, are checked.
+    To save time, only paths with unexpected names and the files ``empty``, which have no bytes, are
+    checked.
     """
     for name in sorted({*layout.ignored, *layout.filesystem.dead_links, *empty}):
         path, in_queue = Path(layout.root, name), name.count("/") > _QUEUE_DEPTH
@@ -378,5 +379,5 @@ def _write_again(disk: Disk, descriptor: int, start: int, stop: int) -> None:
             break
         disk.write_all(descriptor, data, position)
         position += len(data)
-        # After one unreadable block, read the next blocks one by one.
+        # After the first unreadable block, read only one block at a time.
         most = most if most == _COPY_BYTES else BLOCK

@@ -40,8 +40,9 @@ def what_helps(layout: StoreLayout) -> str | None:
 
 
 def wrong_links(layout: StoreLayout) -> dict[str, str]:
-    """Return path -> reason for each hard link to a log file at a wrong name, if frames show that
-    the name is wrong. ``layout`` must come from :meth:`StoreLayout.by_content`.
+    """Return path -> reason for each hard link that gives a log file a second, wrong name. Only
+    links whose name is wrong according to the file's frames are returned. ``layout`` must come from
+    :meth:`StoreLayout.by_content`.
 
     A power cut during the rename of a file can leave both names.
     """
@@ -53,7 +54,7 @@ def wrong_links(layout: StoreLayout) -> dict[str, str]:
     for path, _, base in names.strangers:
         if base is not None and _is_same_file(root / path, root / files.get(base, path)):
             found[path] = f"it is a hard link to {right_path(base)}, where its frames belong"
-    # A file without frames may have the name that the frames of another file need.
+    # A file without frames may have the name that another file must get, as its frames show.
     right = [path for base, path in files.items() if path == right_path(base)]
     for one in names.renames:
         other = next((path for path in right if _is_same_file(root / one.path, root / path)), None)
@@ -123,13 +124,13 @@ _SIZES_DIFFER: Final = (
 
 
 def check_file_size(layout: StoreLayout) -> None:
-    """Check that the log's files can have their size: the size in the settings, or if the settings
-    have none, the inferred size. Reads few bytes.
+    """Check that the size of the log's files can be right. This is the size in the settings or, if
+    the settings have none, the inferred size. Reads few bytes.
 
     Raises:
-        StoreUnavailable: if a file has a message after this size, or would overlap the next file,
+        StoreUnavailable: if a file has a message beyond this size, or would overlap the next file,
             which starts with a message.
-        UsageError: if the configuration gives another size than the files have.
+        UsageError: if the size in the settings differs from the size of the files.
     """
     require_stated_size(layout)
     files = layout.commit_log
@@ -152,7 +153,7 @@ def _no_place(layout: StoreLayout, file: StoreFile) -> StoreUnavailable:
 
 
 def _check_length(layout: StoreLayout, file: StoreFile) -> None:
-    """Raise StoreUnavailable if a file has a message after the size in the settings."""
+    """Raise StoreUnavailable if a file has a message beyond the file size in the settings."""
     size = layout.commit_log.file_size
     place = message_behind(layout, file, size)
     if place is not None:

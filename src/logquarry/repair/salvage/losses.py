@@ -143,7 +143,7 @@ class QueueNotes:
         self._next = int(last[-1]) + 1
 
     def story(self, *, is_queued: IsQueued = lambda *_: False) -> QueueStory:
-        """Return the queue offsets of all added frames; harmed ones are corrected. Raises
+        """Return the queue offsets of all added frames, with harmed queue offsets corrected. Raises
         ValueError if a gap is larger than MOST_GAP. ``is_queued(place, offset)`` returns whether
         the old queue's entry at the queue offset ``offset`` points to the message at the physical
         offset ``place``.
@@ -172,8 +172,8 @@ class QueueNotes:
         begins_lower = bool(breaks) and self._first_count <= breaks[0].offset <= breaks[0].before
         if begins_lower and breaks[0].number == 1 and self._first_is_own:
             # In the log, the queue's second message has the same or a lower queue offset than the
-            # first. In a recreated topic, the second message would have queue offset 0, but its
-            # queue offset is higher. So the queue offset of the first message is harmed.
+            # first. If the topic had been recreated, the second message would have queue offset 0,
+            # but it has a higher one. So the queue offset of the first message is harmed.
             self._first = breaks[0].offset - self._first_count
             mended[self._first_at] = self._first
             breaks = breaks[1:]
@@ -208,10 +208,10 @@ def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
     """Whether the queue offset of the queue's last message is harmed.
 
     A queue offset that is higher than expected is harmed if the gap is too large (``is_far``). For
-    a lower queue offset, the old queue decides: the queue offset is harmed if the old queue has the
-    message at the expected queue offset, and right if the old queue has the message at the lower
-    queue offset. If the old queue has the message at neither, only queue offset 0 is right: a topic
-    that was created again begins at 0.
+    a queue offset that is lower than expected, the old queue decides. The queue offset is harmed if
+    the old queue has the message at the expected queue offset. It is right if the old queue has the
+    message at the lower queue offset. If neither is the case, only queue offset 0 is right, because
+    a topic that was created again begins at 0.
     """
     if here.offset > here.before:
         return here.is_far
@@ -221,8 +221,8 @@ def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
 
 
 def _is_stray(here: _Break, behind: int, is_queued: IsQueued) -> bool:
-    """Whether a message has no place in the queue: the previous and the next message have
-    consecutive queue offsets, and the message has a lower one. ``behind`` is the queue offset of
+    """Whether a message has no place in the queue: the messages before and after it have
+    consecutive queue offsets, and its own queue offset is lower. ``behind`` is the queue offset of
     the next message. Damage has changed the frame's queue id, topic or queue offset.
     """
     is_between = here.offset <= here.before and behind == here.before + 1
@@ -346,11 +346,12 @@ def misnamed_messages(
     topic, the queue id or the transaction type. Salvage saves such a message in the wrong queue, or
     in no queue.
 
-    The function reports a frame if all of these conditions are true. Frames whose queue files were
-    swapped, and truncated messages, do not meet the conditions:
+    The function reports a frame if all of these conditions are true. The conditions exclude
+    truncated messages, and frames whose queue files were swapped:
 
-    - A queue has an entry with the frame's physical offset, size and queue offset, although the
-      frame names another queue, or is a half message or a rollback, which get no entry.
+    - A queue has an entry with the frame's physical offset, size and queue offset. But the frame
+      names another queue, or its transaction type is PREPARED or ROLLBACK, for which there is no
+      entry.
     - In the queue with this entry, the previous or the next entry is right.
     - The queue that the frame names has no right entry at the frame's queue offset.
     """
@@ -403,7 +404,7 @@ def stray_messages(
     layout: StoreLayout, queues: Mapping[QueueKey, QueueStory]
 ) -> Iterator[LostSpan]:
     """Yield the messages without a place in the queue that their frames name. The new log has these
-    messages, but no queue has them.
+    messages, but no queue has an entry for them.
     """
     for key, story in sorted(queues.items()):
         for place, offset in sorted(story.strays.items()):
@@ -438,7 +439,7 @@ def merged(ranges: list[Range]) -> list[Range]:
 
 
 def ranges_of(offsets: Int64) -> list[Range]:
-    """Return the ranges that contain exactly the given offsets. Their order does not matter."""
+    """Return the ranges that contain exactly the given offsets. The offsets can be in any order."""
     if not len(offsets):
         return []
     ordered = np.unique(offsets)
@@ -452,9 +453,9 @@ class StoreTimes:
     """Finds wrong store times, and their new values. Messages are added in the order of the new
     log.
 
-    A message can be later than the next message, although the previous message is not later than
-    the next one. Such a message gets the time of the next message. In all other cases, a message
-    that is earlier than the previous message gets the time of the previous message.
+    A single message is too late if its time is after the next message's time, but the previous
+    message's time is not. This message gets the time of the next message. In all other cases, a
+    message that is earlier than the previous message gets the time of the previous message.
 
     Attributes:
         lowered: physical offset -> new store time, for each single message that was too late.
@@ -481,7 +482,7 @@ class StoreTimes:
         self._settle(times[:-1])
 
     def finish(self) -> None:
-        """Check the last added message too, after which no message follows."""
+        """Check the last added message. Earlier ones were checked when the next one was added."""
         self._settle(self._open[1])
 
     def _settle(self, times: Int64) -> None:

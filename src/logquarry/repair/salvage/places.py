@@ -8,11 +8,12 @@ frames in the block. Salvage saves a displaced frame if all these conditions are
   after the log's end. The frame's place is the range of bytes that begins at PHYSICALOFFSET and has
   the frame's size. All bytes of this place lie in lost parts of the log.
 - The queue that the frame names has the frame's entry: an entry at the frame's queue offset, with
-  the frame's PHYSICALOFFSET, size and tags code. So salvage takes no frame of an earlier log or of
-  another store, unless the message in the queue has the same values.
+  the frame's PHYSICALOFFSET, size and tags code. This excludes frames of an earlier log or of
+  another store, unless they have the same values as the entry.
 - The bytes after the frame continue the log after the frame's place: the head of a frame with the
   following PHYSICALOFFSET, the blank of that file, or zeros at the log's end. BODYCRC does not
-  cover the properties, so without this condition, they could end in bytes of another block.
+  cover the properties. So without this condition, the last bytes of the properties could come from
+  another block.
 - No other displaced frame has the same place.
 
 :func:`in_place` makes a layout that returns the bytes of these frames at their places. So all code
@@ -90,8 +91,8 @@ def find_displaced(
     frames = _Bytes(layout)
     follower = Follower(config.delay_levels_ms, keys=config.index_keys)
     found: dict[int, Displaced] = {}
-    # No CRC covers the properties of the frame before a lost part. So a displaced block can begin
-    # in these properties.
+    # No CRC covers the properties of the frame before a lost part. So the end of these properties
+    # can already belong to a displaced block.
     parts = [(start - _MOST_PROPERTIES, stop) for start, stop in places]
     for file, part in _by_file(log, merged([*parts, (log_end, max(log_end, log.end))])):
         view = frames.view(file)
@@ -166,7 +167,9 @@ class _Bytes:
         return self.read(one.found_at, one.length, one.found_at)
 
     def read(self, offset: int, length: int, found_at: int) -> memoryview:
-        """Return bytes from ``offset`` on, in the file with the frame that lies at ``found_at``."""
+        """Return bytes from ``offset`` on. They are read from the file that contains the physical
+        offset ``found_at``.
+        """
         file = self.log.at(found_at)
         assert file is not None
         return self._files.read(file.path, offset - file.base, length)
@@ -187,7 +190,8 @@ def _is_continued(frames: _Bytes, one: Displaced, log_end: int) -> bool:
     if magic == frame.MAGIC_BLANK:
         return bool(size == place.base + log.file_size - one.end)
     if magic in frame.MAGICS:
-        # The block can end inside the head of the next frame.
+        # If the displaced block ends inside the head of the next frame, do not compare that head's
+        # PHYSICALOFFSET.
         return bool(offset == one.end) or -at % _SECTOR < frame.HEAD.size
     return one.end == log_end and not any(data)
 
@@ -227,7 +231,7 @@ def in_place(layout: StoreLayout, frames: Sequence[Displaced]) -> StoreLayout:
             one.offset,
             one.found_at,
         ):
-            # Copy the frames of one block together.
+            # Join frames that follow each other in both places, so that they are copied together.
             parts[-1] = last._replace(length=last.length + one.length)
         else:
             parts.append(one)

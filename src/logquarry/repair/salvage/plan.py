@@ -226,13 +226,14 @@ class _Planner:
             self._stale(log.end)
             self._known_end = max(self._known_end, search.vouched_end())
         plan.lost = losses.lost_spans(self._layout, log.damage, log.end, self._known_end)
-        if self._layout.open_view is None:  # Otherwise, the layout has the frames in place.
+        # With ``open_view``, the layout already has the displaced frames at their places.
+        if self._layout.open_view is None:
             self.displaced = find_displaced(
                 self._layout, self._config, self._files, plan.lost, log.end
             )
         tail = lost_tail(self._layout, log.latest_timestamp)
         if tail is not None and self._known_end <= log.end:
-            # Only the checkpoint shows the loss, so its size is unknown.
+            # Only the checkpoint shows the loss, so the size of the loss is unknown.
             plan.lost.append(losses.LostSpan(log.end, 0, "checkpoint_ahead", CHECKPOINT, tail))
         elif self._known_end <= log.end and (tail_end := self._foreign_end(log.end)) > log.end:
             path, length = self._layout.log_file(log.end), tail_end - log.end
@@ -327,8 +328,8 @@ class _Planner:
             self._at += -(self._at - self._start) % self._size
         self._base = file.base
         if self._log.has_heads:
-            # The new log has no DLedger heads. So each frame moves further than the
-            # frame before it.
+            # The new log has no DLedger heads. So the distance between a frame's old and new place
+            # grows with each frame, and each frame needs its own piece.
             starts = run.rows[:, POSITION].astype(np.int64) + run.window.base
             stops = starts + run.rows[:, SIZE]
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
@@ -346,8 +347,8 @@ class _Planner:
 
     # ---------------------------------------------------------------------------------- stale
     def _foreign_end(self, end: int) -> int:
-        """Return the position after the last byte that is not 0, if the bytes after the log's end
-        are not frames, and a crash cannot have left them; else return ``end``.
+        """Return the end of foreign bytes after the log's end: the position after the last byte
+        that is not 0. Return ``end`` if the bytes are frames, or if a crash can have left them.
         """
         layout = self._layout
         if layout.has_abort or layout.cut_end is not None or self._plan.stale.spans:
@@ -438,9 +439,9 @@ class _Planner:
     def _shift(self) -> int:
         """Return the number of bytes by which all physical offsets of the new log are raised.
 
-        QUIRK: a filler has physical offset 0. If RocketMQ's getMessage reads a filler, and the log
-        begins at 0, it treats the log's first file as deleted, and skips its messages. So with
-        fillers, the log begins one file later.
+        QUIRK: a filler has physical offset 0. If the log begins at 0, and RocketMQ's getMessage
+        reads a filler, getMessage treats the log's first file as deleted, and skips the messages of
+        this file. So if the new queues have fillers, the new log begins one file later.
         """
         is_padded = any(
             story.is_padded and key[0] not in self._config.batch_topics
@@ -461,11 +462,11 @@ def _note(
     harmed: Mapping[int, Moved],
 ) -> None:
     """Record the queue offsets of some frames in the ``QueueNotes`` of their queues. ``harmed``
-    contains the queues of each frame with a harmed topic or queue id. In its right queue, such a
-    frame is not a multi-dispatch copy.
+    contains the queues of each frame with a harmed topic or queue id. Such a frame also has an
+    entry in its right queue, but this entry is not a multi-dispatch copy.
     """
     numbers: dict[str, int] = {}
-    # Different bytes can be decoded to the same name.
+    # Two topics that differ in bytes can be decoded to the same name: give both the same number.
     same = [numbers.setdefault(topic, number) for number, topic in enumerate(requests.topics)]
     topics = np.array(same, np.int64)[requests.topic_ids]
     for key, part in parts.items():

@@ -125,7 +125,7 @@ class Salvaged:
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``salvage --json`` or ``convert --json`` (docs/json.md)."""
         plan, stale = self.plan, self.plan.stale
-        # In a DLedger log, each message moves by another distance: omit the list.
+        # In a DLedger log, each message moves by a different number of bytes: omit the list.
         moved = [p for p in plan.pieces if p.to != p.start and not plan.has_heads]
         return {
             "store": plan.store,
@@ -186,7 +186,8 @@ def salvage(
         config: settings of the store; missing sizes are inferred from the files.
         storage_options: options of the file system, for a URL.
         bars: a function that is called with the name of each part of the work. The function must
-            return a context manager, which gives the function to call with this part's progress.
+            return a context manager. When salvage enters it, the context manager returns a second
+            function, which salvage calls with this part's progress.
 
     Returns:
         The result. Its ``plan`` contains the saved messages and the losses. ``is_whole`` is true if
@@ -223,7 +224,7 @@ def salvage_store(
     if layout.is_live():
         raise StoreUnavailable(f"{layout.root}: a process has the store open and may be writing")
     layout = layout.by_content()
-    # If the disk cannot read the inode of a file, salvage the other files.
+    # Do not stop at a file whose inode cannot be read: salvage the other files.
     layout.filesystem.lost_names = {}
     require(layout, Action.SALVAGE)
     check_file_size(layout)
@@ -278,7 +279,9 @@ def salvage_store(
 def _other_files(
     layout: StoreLayout, queue_file_size: int | None
 ) -> tuple[list[str], list[LeftBehind]]:
-    """Return which files besides log, queues, index and ``config/*`` are copied or left out."""
+    """Return the files besides log, queues, index and ``config/*``: first those that are copied,
+    then those that are left behind.
+    """
     found = find_features(layout)
     is_read = tables_in_rocksdb(layout.filesystem) is not None
     carried: list[str] = []
@@ -463,7 +466,8 @@ def _uncommitted(layout: StoreLayout) -> int:
     folders = layout.log_folders
     if not folders.has_heads:
         return 0
-    # storePathDLedgerCommitLog moves only the log, not the member's other files.
+    # The setting storePathDLedgerCommitLog changes the folder of the log, but not the folder of the
+    # member's other files.
     member = folders.paths[0].partition("/")[0]
     if not member.startswith(DLEDGER_FOLDER):
         names = (entry.name for entry in layout.filesystem.list("") if entry.is_dir)

@@ -74,8 +74,8 @@ def check_target(layout: StoreLayout, into: Path) -> None:
 
 
 class SalvageTarget:
-    """The new store's folder. The salvage makes the store in the folder ``work``, and moves the
-    complete store out of it.
+    """The new store's folder. The salvage makes the store in the subfolder ``work``. When the store
+    is complete, the salvage moves its files from there to the new store's folder.
     """
 
     def __init__(self, into: Path, disk: Disk) -> None:
@@ -118,7 +118,8 @@ class SalvageTarget:
 
     def build(self, plan: SalvagePlan, progress: Progress | None = None) -> None:
         """Make queues, index, checkpoint and durable offset of the new store from its log."""
-        # The log has right queue offsets now, except in frames that have no place in their queues.
+        # The salvage has already corrected the queue offsets in the log. Only frames without a
+        # place in their queues still have a wrong one.
         mends = any(story.strays for story in plan.queues.values())
         recovery = plan_safe(self.work, plan.config, progress=progress, mends=mends)
         if recovery.message_count != plan.messages or recovery.damage:
@@ -139,8 +140,8 @@ class SalvageTarget:
 
         QUIRK: the clean-up deletes a queue file if its last entry points before the log's start. A
         filler has physical offset 0. So if a file ends in a filler, this filler gets another
-        physical offset: the start of the log file that contains the queue's next message. A reader
-        that skips from this filler to the next queue file misses no entry.
+        physical offset: the start of the log file that contains the queue's next message. If a
+        reader skips from this filler to the next queue file, it misses no entry.
         """
         size, log_size = plan.config.queue_file_size, plan.config.mapped_file_size_commit_log
         assert size is not None and log_size is not None
@@ -238,7 +239,8 @@ def settle(location: str, into: Path) -> bool:
 
     Raises:
         StoreUnavailable: if the salvage is still running.
-        UsageError: if a salvage of another store wrote the folder, or if it has other files.
+        UsageError: if the folder contains files of a salvage of another store, or files of other
+            programs.
     """
     try:
         held_by_us = lock_folder(into)
@@ -260,7 +262,9 @@ def settle(location: str, into: Path) -> bool:
 
 
 def undo_or_finish(into: Path) -> bool:
-    """Finish a salvage and return True; if it is incomplete, remove its files and return False."""
+    """If a salvage has copied everything, finish it and return True. Otherwise, remove the files
+    that it has made, and return False.
+    """
     work = into / SALVAGE
     if is_folder(work):
         if any(work.iterdir()) or not is_file(into / SIDECAR / REPORT):
@@ -283,7 +287,8 @@ def _carried_names(folder: Path) -> list[str]:
 def _remove_unfinished(into: Path) -> None:
     work = into / SALVAGE
     report = Path(SIDECAR, REPORT)
-    # Without a report, no folder was moved to the target yet: the report is written first.
+    # The report is written before any folder is moved. So without a report, the salvage has not
+    # moved any folder to the target yet.
     comes_out = is_file(into / report) or is_file(work / report)
     there = [name for name in (*_MADE, *_carried_names(into)) if os.path.lexists(into / name)]
     for name in there:

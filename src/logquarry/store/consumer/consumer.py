@@ -329,7 +329,7 @@ class Consumer:
         self._is_disturbed = True
 
     def _share(self) -> bool:
-        """Release the queues that are now assigned to others, and claim newly assigned queues.
+        """Release the queues that are no longer assigned, and claim the newly assigned queues.
 
         Return whether a queue was claimed.
         """
@@ -358,8 +358,9 @@ class Consumer:
     def _save_start(self) -> None:
         """Write the offsets at which the group starts in new queues.
 
-        If the start is not written and the process dies before the first periodic save, the group
-        starts a second time, possibly after messages that it has not handled.
+        Without this write, a crash before the first periodic save would lose the offsets. The group
+        would then determine its start again, and this start could be after messages that the group
+        has not handled.
         """
         try:
             self._save()
@@ -396,8 +397,8 @@ class Consumer:
         with self._lock:
             self._slots[old.key] = slot
             self._turns = [slot if other is old else other for other in self._turns]
-            # Use the checked arguments in `old.key`. The caller may have passed a NumPy integer,
-            # which cannot be written as JSON.
+            # Take topic and queue id from `old.key`, because these values are checked. The caller
+            # may have passed a NumPy integer, which cannot be written as JSON.
             topic, queue_id = old.key
             self._progress.offsets.commit(topic, self.group, queue_id, offset)
         self._is_disturbed = True

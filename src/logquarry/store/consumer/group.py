@@ -49,10 +49,10 @@ def dead_topic(group: str) -> str:
 def lag_of(low: int, high: int, offset: int) -> int:
     """Count the messages that a group with a committed ``offset`` gets from a queue.
 
-    The queue has the queue offsets from ``low`` to ``high``, without ``high``. If the offset is
-    outside of the queue, count from the offset to which the consumer moves, as in RocketMQ. If the
-    queue begins at 0 and ends before the offset, the consumer moves to 0, because the queue may be
-    a new queue of the same name.
+    The first queue offset of the queue is ``low``, and the last one is ``high - 1``. If the offset
+    is outside of the queue, count from the offset to which the consumer moves, as in RocketMQ. If
+    the queue begins at 0 and ends before the offset, the consumer moves to 0, because the queue may
+    be a new queue of the same name.
     """
     if offset > high:
         return 0 if low else high
@@ -148,7 +148,7 @@ class Subscription:
 
 
 def allocate(queue_ids: Sequence[int], count: int, number: int) -> Sequence[int]:
-    """Return the queues of one member. The members' numbers of queues differ by at most one.
+    """Return the queues of one member. Some members can have one queue more than the others.
 
     Args:
         count: number of members.
@@ -167,7 +167,7 @@ class Member(Protocol):
         """The topics that the member consumes."""
 
     def disturb(self) -> None:
-        """Make the consumer check, after the current message, which queues it has. Thread-safe."""
+        """Make the consumer check its assigned queues after the current message. Thread-safe."""
 
 
 class ConsumerGroup:

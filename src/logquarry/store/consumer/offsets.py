@@ -66,10 +66,10 @@ class _Beginning:
             created later, the group starts at the first message.
         start: the user's choice; None if the group must start at the first message of each queue,
             or at the estimate.
-        saved_at: time (milliseconds) at which the lost offsets were last written, and the file with
-            this change time; None if no offsets were lost, or this time is unknown. If ``start`` is
-            not None, the offsets are possibly lost: the group starts at ``start`` or at the
-            estimate, whichever is earlier.
+        saved_at: a pair: the time (milliseconds) at which the lost offsets were last written, and
+            the file whose change time this is. None if no offsets were lost, or if the time is
+            unknown. If neither ``start`` nor ``saved_at`` is None, it is uncertain whether offsets
+            were lost; the group then starts at ``start`` or at the estimate, whichever is earlier.
     """
 
     queue_ids: frozenset[int]
@@ -101,7 +101,7 @@ class Progress:
         )
 
     def estimates(self, group: str, topics: Sequence[str]) -> tuple[OffsetEstimate, ...]:
-        """Return the estimates made since the opening of the store for a group's lost offsets."""
+        """Return the estimates of a group's lost offsets made since the store was opened."""
         with self._lock:
             return tuple(
                 estimate
@@ -228,11 +228,11 @@ class LostOffsets:
         # Read the time now, because later saves of the offsets change it.
         self.saved_at = self._find_saved_at()
         self.unread = self._find_unread(config / name)
-        """An offset file that the disk does not deliver: it may name any group. Else None."""
+        """An unreadable offset file, which may name any group; None if there is no such file."""
 
     @property
     def files(self) -> list[Path]:
-        """The invalid or unreadable offset files in ``config/``, and all those in quarantine."""
+        """The invalid or unreadable offset files, and all offset files in quarantine."""
         return [path for path, _ in self._torn] + self._aside
 
     def entries(self) -> Iterator[tuple[str, str, int, int, Path]]:
@@ -270,16 +270,16 @@ class LostOffsets:
     def _find_unread(self, main: Path) -> Path | None:
         torn = [path for path, _ in self._torn]
         if main not in torn and is_file(main):
-            # The backup has only older offsets than the whole file.
+            # The main file is valid, so ignore a torn backup: its offsets are only older.
             torn = []
         return next((path for path in torn + self._aside if _text(path) is None), None)
 
     def _find_saved_at(self) -> tuple[int, Path] | None:
-        """Return the time (ms) of the last write of the lost offsets, and the file that has this
-        change time.
+        """Return the time (ms) at which the lost offsets were last written, and a file.
 
-        If there is no such file, use the newest file of ``config/`` instead. Ignore
-        ``topics.json``, because puts change this file.
+        The time is the newest change time of ``files``, and the returned file has this change time.
+        If ``files`` is empty, use the newest file of ``config/`` instead. Ignore ``topics.json``,
+        because puts change this file.
         """
         paths = self.files
         if not paths and is_folder(self._config):

@@ -97,8 +97,8 @@ class Consumers:
         with self._lock:
             self._open.append(made)
         try:
-            # `close` may have run before this consumer was in the list, and then it did not close
-            # this consumer.
+            # Check again: if `close` ran before this consumer was in the list, `close` did not
+            # close this consumer.
             self._require_open()
         except StoreUnavailable:
             made.close()

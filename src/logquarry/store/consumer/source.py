@@ -38,8 +38,8 @@ class Arrivals:
 
     def __init__(self) -> None:
         self.version = 0
-        # A bare lock, because Ctrl-C inside a method of threading.Condition can leave its lock
-        # taken. The dispatcher's thread would then wait for ever in `wake`.
+        # Do not use threading.Condition: if Ctrl-C interrupts one of its methods, its lock can stay
+        # locked. The dispatcher's thread would then wait for ever in `wake`.
         self._lock = threading.Lock()
         self._callbacks: set[Callable[[], None]] = set()
 
@@ -89,8 +89,8 @@ class Arrivals:
         return self.version != seen
 
     def _is_seen(self, seen: int, callback: Callable[[], None]) -> bool:
-        """Call a function at each wake from now on. Return whether the version still equals
-        ``seen``.
+        """Register a function that each later ``wake`` calls. Return whether the version still
+        equals ``seen``.
         """
         with self._lock:
             self._callbacks.add(callback)
@@ -240,7 +240,7 @@ class QueueReader:
             return sorted(queue_id for name, queue_id in self._store.queues() if name == topic)
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Return the first queue offset, and the last one plus 1; (0, 0) without a queue."""
+        """Return (first queue offset, last queue offset + 1); (0, 0) if there is no such queue."""
         with self._lock:
             queue = self._store.queue(topic, queue_id)
             if queue is None:
@@ -275,8 +275,8 @@ class QueueReader:
             def time_of(offset: int) -> int:
                 place, size, _ = queue.units(offset, offset + 1)[0].item()
                 found = self._getter.log.store_time_at(place, size)
-                # If a message was lost, use the latest possible time for it. The search may then
-                # return a lower offset than needed, but never skips a message.
+                # If a message was lost, assume that its store time is the latest possible time. The
+                # search may then return a lower offset than needed, but never skips a message.
                 return java.LONG_MAX if found < 0 else found
 
             return offsets.start + bisect_left(offsets, timestamp_ms, key=time_of)

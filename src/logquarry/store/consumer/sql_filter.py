@@ -66,8 +66,8 @@ def compare(left: Value, right: Value) -> int:
         return -1
     if isinstance(left, str):
         if isinstance(right, str):
-            # Two texts get here only from a test for equality, so the sign of the result does not
-            # matter.
+            # Only a test for equality passes two texts to this function, so the sign of the result
+            # does not matter.
             return (left > right) - (left < right)
         left = _number_like(left, right)
     elif isinstance(right, str):
@@ -306,7 +306,7 @@ class _Parser:
     def _join(self, stop: bool, parts: list[Node], at: _Token) -> Node:
         """Join conditions by AND (``stop`` is False) or OR (``stop`` is True).
 
-        A part with the value ``stop`` decides the result.
+        If a part has the value ``stop``, the result is ``stop``.
         """
 
         def evaluate(properties: Properties) -> Value:
@@ -340,7 +340,7 @@ class _Parser:
         return self._made(at, lambda properties: node.evaluate(properties) is None, node)
 
     def _ordered(self, sign: str, left: Node, at: _Token, right: Node, start: _Token) -> Node:
-        """Make a ``>``, ``>=``, ``<`` or ``<=``. Two texts are compared as ``Double`` values."""
+        """Make a node for ``>``, ``>=``, ``<`` or ``<=``. Two texts are compared as ``Double``."""
         for node, token in ((left, at), (right, start)):
             if node.is_condition or any(isinstance(value, str) for value in node.constants):
                 self._fail(token, "only numbers can be compared with <, <=, > and >=")

@@ -275,8 +275,9 @@ def _torn_frame(root: Path, config: StoreConfig, intent: Intent) -> int | None:
     layout = StoreLayout.open(root, config)
     durable = read_durable(layout.filesystem)
     if durable is None:
-        # Another program, such as a broker, may have written to the store after the load. Then this
-        # program has kept the torn frame, and consumers may have got the messages after this frame.
+        # Another program, such as a broker, may have written to the store after the load. In this
+        # case, that program has kept the torn frame, and consumers may already have received the
+        # messages after this frame.
         return None
     least = max(intent.start, durable.end)
     # Compare frames only if one of them looks torn.
@@ -352,11 +353,12 @@ class _Search:
 
     Attributes:
         place: place of the first frame that the log lacks (:class:`StagedLoad`).
-        torn: physical offset of this frame if the log has only a part of it: a power cut has left
-            zeros in its topic or properties, which no CRC covers. None if the log has no part of
-            this frame.
-        lost: bytes that the log lost since the last frame that was found; None without a loss. If
-            ``lost`` is not None, the log may once have had further frames of the load.
+        torn: physical offset of this frame if the log has the frame with zeros in its topic or
+            properties. A power cut left these zeros, and no CRC covers topic and properties. None
+            if the log has no part of this frame.
+        lost: number of bytes that the log has lost after the last frame that the search found;
+            _UNKNOWN if the number is unknown, and None if no bytes are lost. If ``lost`` is not
+            None, the log may once have had further frames of the load.
     """
 
     def __init__(self, load: StagedLoad, durable: int) -> None:
@@ -370,7 +372,8 @@ class _Search:
     def lose(self, size: int) -> None:
         """Record that the log lost bytes here. ``size`` is their number, or _UNKNOWN.
 
-        If no frame was found since the previous loss, the total becomes _UNKNOWN.
+        If the search has found no frame between the previous loss and this one, the total number of
+        lost bytes becomes _UNKNOWN.
         """
         self.lost = size if self.lost is None else _UNKNOWN
         is_known = self.lost != _UNKNOWN
@@ -413,8 +416,8 @@ class _Search:
 
     def _resume(self, other: memoryview) -> None:
         """Search the rest of the load for ``other``, a frame that follows damage in the log."""
-        # The load can have several frames equal to this one. Then only the size of the damage shows
-        # which of them the log has here.
+        # Several frames of the load can be equal to ``other``. In this case, only the size of the
+        # damage shows which of these frames ``other`` is.
         place = self._behind_damage
         if place is None or not put_frames.same(self.load.frame(place), other):
             place = self.load.find(other, self.place)
@@ -424,9 +427,9 @@ class _Search:
 
 
 def _others(run: Run, row: int, wanted: memoryview) -> int:
-    """Count the frames from a row on that are before the first candidate for the wanted frame.
+    """Return how many frames, counted from ``row`` on, cannot be the wanted frame.
 
-    A candidate has the same size and body CRC as the wanted frame.
+    The count ends before the first frame that has the same size and body CRC as the wanted frame.
     """
     starts, sizes = run.rows[row:, POSITION].astype(np.int64), run.rows[row:, SIZE]
     numbers = np.flatnonzero(sizes == len(wanted))

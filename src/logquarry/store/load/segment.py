@@ -287,8 +287,8 @@ class StagedLoad:
         return frames.data[start : start + (size or 0)]
 
     def after(self, place: int, size: int) -> int | None:
-        """Skip whole frames of ``size`` bytes in total; return the place after them. Return None if
-        no frame ends there, or if this is the end of the segment.
+        """Return the place that is ``size`` bytes after ``place``. Return None if no frame ends at
+        the new place, or if the new place is the end of the load.
         """
         end = place + size
         while place < min(end, self.end) and (frame := self.frame(place)):
@@ -307,9 +307,10 @@ class StagedLoad:
 
     @cached_property
     def _index(self) -> tuple[Int64, Int64, Int64]:
-        # Return three arrays: the place of each frame, in the order of the load; the frames' keys,
-        # sorted; and for each key, the number of its frame in the load. Only a search after damage
-        # needs these arrays.
+        # Return three arrays. The first array has the place of each frame, in the order of the
+        # load. The second array has the keys of the frames, sorted. For each key, the third array
+        # has the position of the key's frame in the first array. Only a search after damage needs
+        # these arrays.
         places, keys, place = [], [], 0
         while place < self.end and (frame := self.frame(place)):
             places.append(place)
@@ -328,8 +329,9 @@ def _key(data: memoryview) -> int:
 class StagedWriter:
     """Appends staged frames.
 
-    ``grown`` is called after each chunk, to wake the services that follow the log. ``counted`` is
-    called for each queue that got messages: with its topic, and their number and size.
+    ``grown`` is called after each chunk, to wake the services that follow the log. After the last
+    chunk, ``counted`` is called once for each queue to which messages were appended. Its arguments
+    are the queue's topic, the number of these messages, and their total size.
     """
 
     writer: CommitLogWriter
@@ -390,9 +392,11 @@ class StagedWriter:
 
 
 def same_frames(frames: StagedFrames, start: int, there: memoryview, at: int) -> tuple[int, int]:
-    """Compare staged frames from ``start`` on with frames of the log from the position ``at`` on.
+    """Compare staged frames with frames of the log, until two frames differ.
 
-    Return two positions after the last equal frame: in ``frames.data``, and in ``there``.
+    The comparison begins at the position ``start`` in ``frames.data`` and at the position ``at`` in
+    ``there``, the bytes of the log. Return the positions in ``frames.data`` and in ``there`` after
+    the last two frames that are equal.
     """
     same = _same_kernel if codec.kernels_enabled() else _same_reference
     return same(frames, start, there, at)
@@ -407,10 +411,10 @@ def _place_kernel(
     next_offsets: Int64,
     placed: Int64,
 ) -> tuple[int, int, int]:
-    # Copies frames into `room`, as many as fit, with the offsets that they get in the file. The
-    # kernel takes the address of the file's first byte, and `room` begins at the position `wrote`,
-    # so subtract `wrote`. The result NO_FRAME can also mean that the next frame is too large for
-    # the rest of `room`.
+    # The kernel copies as many frames into `room` as fit. In each copied frame, the kernel sets the
+    # offsets that the frame has in the file. The kernel takes the address of the file's first byte,
+    # and `room` begins at the position `wrote`, so subtract `wrote`. The result NO_FRAME can also
+    # mean that the next frame is too large for the rest of `room`.
     kernels = codec.require_kernels()
     source = np.frombuffer(frames.data, np.uint8)
     end = min(start + len(room), len(source))

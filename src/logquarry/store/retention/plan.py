@@ -218,9 +218,9 @@ class _Planner:
         self._safe_end = min(self._end, self._end if self.safe_end is None else self.safe_end)
 
     def _find_end(self) -> int:
-        # This object must not keep the CommitLog, because the two would refer to each other. Python
-        # frees such a cycle only at the next garbage collection. Until then, deleted files would
-        # stay open, and take space on the disk.
+        # Do not store the CommitLog in an attribute, because it refers to this object, and Python
+        # frees two objects that refer to each other only at the next garbage collection. Until
+        # then, deleted files would stay open, and take space on the disk.
         log = CommitLog(
             self.layout,
             files=self._files,
@@ -304,7 +304,11 @@ class _Planner:
             raise _Stays("it is not yet synced and dispatched as a whole")
 
     def _by_age(self, file: StoreFile) -> tuple[str | None, int | None]:
-        """Return why a file is old enough to delete, and the store time of its last message."""
+        """Check whether a file is old enough to delete; raise _Stays if it is not.
+
+        Return a text that describes the age, and the store time of the file's last message; both
+        are None if the rules have no minimum age.
+        """
         limit = self.rules.older_than_ms
         if limit is None:
             return None, None
@@ -341,11 +345,12 @@ class _Planner:
     def _by_disk(
         self, file: StoreFile, disk: DiskUse | None, *, is_first: bool
     ) -> tuple[str | None, DiskUse | None]:
-        """Return why the disk is too full, and how full the disk is after the file's deletion.
+        """Check whether the disk is too full; raise _Stays if it is not, or if the deletion of the
+        file frees no space.
 
-        Without a limit for the disk, the reason is None. ``disk`` is the use of the disk after the
-        deletion of all earlier files. Raises _Stays if the disk is not too full, or if the deletion
-        frees no space.
+        Return a text that describes how full the disk is (None if the rules have no limit for the
+        disk), and the use of the disk after the file's deletion. ``disk`` is the use of the disk
+        after the deletion of all earlier files.
         """
         most = self.rules.max_disk_ratio
         if most is None:
@@ -364,7 +369,7 @@ class _Planner:
 
     # -------------------------------------------------------------------------- queues and index
     def _expired_queue(self, queue: FileQueue | RocksQueue, cut: int) -> tuple[ExpiredFile, ...]:
-        """Return the files to delete from a queue: all their messages are before ``cut``.
+        """Return the files to delete from a queue. Each of them has only messages before ``cut``.
 
         For a queue in RocksDB, return no files: only a broker deletes entries from RocksDB.
         """

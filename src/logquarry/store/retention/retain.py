@@ -263,10 +263,10 @@ def retain(
         refused = _refusal(layout, root, has_lock=True)
         if refused is not None:
             raise StoreUnavailable(f"{root}: {refused}")
-        # A writer makes a hard link to each file of the log and of the index that it changes. A
-        # clean shutdown removes these links. Delete any link that is left: the next opening would
-        # restore a deleted file from such a link. The shutdown was clean. So if a file has only
-        # this link, another program deleted the file: delete this link too.
+        # When a writer changes a file of the log or of the index, the writer makes a hard link to
+        # the file. A clean shutdown removes these links. If some links remain, delete them, because
+        # the next opening would restore deleted files from them. Also delete a link whose file no
+        # longer exists: the last shutdown was clean, so another program has deleted the file.
         NameGuard(disk).discard([*log_paths(root, layout.log_folders), root / INDEX])
         plan = _plan(layout, rules, clock)
         apply_retention(plan, disk, root, progress)
@@ -276,9 +276,9 @@ def retain(
 
 
 def _plan(layout: StoreLayout, rules: RetentionRules, clock: Clock) -> RetentionPlan:
-    # If an offset file is invalid, plan_retention logs this only at debug level, but each of the
-    # next two calls logs a warning. The warning tells the user that the plan's list of unread
-    # messages may be incomplete.
+    # If an offset file is invalid, the plan's list of unread messages may be incomplete.
+    # plan_retention logs this only at debug level. So make the next two calls, which log a warning
+    # for an invalid file.
     consumer_offsets(layout)
     delay_offsets(layout)
     return plan_retention(layout, rules, now_ms=clock())

@@ -47,7 +47,8 @@ class Unread:
     """Messages that a retention deletes although a consumer group has not read them.
 
     Attributes:
-        group: the consumer group, or DELAYED, or OPEN.
+        group: name of the consumer group; DELAYED for delayed messages that are not delivered; OPEN
+            for open transactions.
         offset: queue offset of the next message that the group would read. For OPEN, it is the
             queue offset of the first open half message, or the index of the first PREPARED
             message's entry in the state table.
@@ -190,7 +191,7 @@ def _last_time(layout: StoreLayout, start: int, stop: int, *, resync: bool) -> i
 
 
 def _time(run: Run, at: int) -> int:
-    # Import late, because the module imports pyarrow, and the command for statistics needs no
+    # Import late, because the module imports pyarrow. The command for statistics does not need
     # pyarrow.
     from logquarry.log import columns
 
@@ -251,8 +252,8 @@ def freed_bytes(path: Path) -> int:
     """Return how many bytes deleting a file frees; 0 if another hard link keeps the data."""
     try:
         status = path.stat()
-        # The writer's own hard link does not keep the data, because the writer deletes it together
-        # with the file.
+        # A hard link that the writer made does not keep the data, because the writer deletes this
+        # link together with the file.
         names = 1 + exists(link_of(path))
     except OSError:
         return 0
@@ -285,8 +286,8 @@ class RetentionRules:
     Attributes:
         older_than_ms: minimum age in milliseconds: a file may be deleted if its last message was
             stored at least this long ago.
-        max_disk_ratio: while a larger part of the disk (0 to 1) than this is used, the oldest file
-            may be deleted.
+        max_disk_ratio: limit for the used part of the disk, from 0 to 1. While the used part is
+            larger, the oldest file may be deleted.
         keep_bytes: number of bytes to keep at the log's end: files before these bytes may be
             deleted.
         most_files: maximum number of log files that one run deletes.

@@ -120,8 +120,9 @@ class Delivery(ABC):
     def _put_due(
         self, due: Iterable[_One], message: Callable[[_One], Message]
     ) -> Iterator[tuple[_One, Message | None, str | None]]:
-        """Put the messages that ``message`` returns for some items. Yield each item, its message,
-        and None or the reason why the message cannot be delivered.
+        """For each item of ``due``, put the message that the function ``message`` returns. Yield
+        three values for each item: the item, its message (None if there is no message to put), and
+        the reason why the message cannot be delivered (None if it was delivered).
 
         After a rejected message, continue with the next one, so that a rejected message does not
         block all later messages.
@@ -233,8 +234,8 @@ class DelayedDelivery(Delivery):
             # the file was lost, only a log that starts at 0 surely contains all deliveries.
             unique = self._log.start > 0
         elif saved.position != UNKNOWN and not is_wrong:
-            # The saved position was written with the offsets, so if one of these is wrong, do not
-            # trust the position.
+            # The saved position was written together with the offsets, so the position is used only
+            # if no offset is wrong.
             if saved.position > self._log.end:
                 return
             start, unique = max(first, saved.position), False
@@ -293,9 +294,9 @@ class DelayedDelivery(Delivery):
                 until = due[-1].time if until is None else min(until, due[-1].time)
         self.is_waiting = is_waiting
         found.sort()
-        # _due_of reads only a limited number of messages of a level. If a level has more due
-        # messages, leave out the messages of other levels that are due after the last message that
-        # was read from this level.
+        # _due_of reads only a limited number of messages of a level, so a level can have more due
+        # messages than were read. `until` is then the due time of the last message that was read.
+        # Later messages of other levels must wait, to keep the order of the due times.
         return found if until is None else [one for one in found if one.time <= until]
 
     def _due_of(self, level: int, queue: Queue, now: int) -> tuple[list[_Due], bool]:

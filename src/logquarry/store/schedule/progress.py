@@ -50,8 +50,9 @@ def due_message(frame: Frame) -> Message:
 #
 # ``delayOffset.json`` contains, for each level, the queue offset of the next message to deliver.
 # ``delay.json`` also contains the log's end when it was written: all later deliveries are in the
-# log after this position. If another program has written ``delayOffset.json`` since then, its
-# offsets differ from those in ``delay.json``, and the position for them is unknown.
+# log after this position. If another program has written ``delayOffset.json`` since then, the
+# offsets in the two files differ. The position in ``delay.json`` does not belong to the new
+# offsets, so their position is unknown.
 #
 # To save the progress, first the log is synced, then ``delay.json`` is written, and last
 # ``delayOffset.json``. A crash between the two writes leaves the old ``delayOffset.json``, so
@@ -83,8 +84,9 @@ class Progress(NamedTuple):
 
     Attributes:
         offsets: for each delay level, the queue offset of the next message to deliver.
-        position: physical offset in the log, UNKNOWN if it is not known. ``offsets`` includes the
-            deliveries before this position, and no delivery after it.
+        position: physical offset of the log's end when ``offsets`` was determined; UNKNOWN if it is
+            not known. So ``offsets`` takes into account exactly those deliveries that are in the
+            log before this position.
     """
 
     offsets: dict[int, int]
@@ -120,8 +122,8 @@ class DelayProgress:
         """If the progress changed, write and sync the files; return whether files were written."""
         saved = self._saved
         is_known = saved is not None and saved.offsets == progress.offsets
-        # A saved position after the log's end shows that the log was truncated after the save; then
-        # save again.
+        # If the saved position is after the log's end, the log was truncated after the save. In
+        # this case, save again, even if the offsets are the same.
         if saved is not None and is_known and 0 <= progress.position - saved.position < _FAR:
             return False
         self._sync_log()
@@ -220,7 +222,10 @@ class _Waiting:
         self._next: list[tuple[int, Message]] = []
 
     def take(self, delivered: Message) -> int | None:
-        """Return the queue offset of the delivered message; drop it and all earlier messages."""
+        """Find a delivered message among the waiting messages; return its queue offset, or None.
+
+        The found message and all earlier messages are removed from the waiting messages.
+        """
         for number in range(_LOOK_AHEAD):
             if number == len(self._next) and not self._read():
                 return None

@@ -51,7 +51,10 @@ _FOREVER: Final = (1 << 63) - 1
 
 
 class TimerDelivery(Delivery):
-    """Delivers timer messages. ``known`` has the deliveries that the file ``timercheck`` shows."""
+    """Delivers timer messages.
+
+    ``known`` describes earlier deliveries, as read from the file ``timercheck``.
+    """
 
     def __init__(
         self,
@@ -199,8 +202,9 @@ class TimerDelivery(Delivery):
         # The file need not list messages whose slot is before read_time, or that are before the
         # first waiting message, because a reader of the file concludes that these were delivered.
         if read_time <= self._last_left_out:
-            # The clock was set back, so read_time is lower than at the last save. So list the
-            # messages that read_time no longer shows as delivered.
+            # The clock was set back, so read_time is lower than at the last save. Some delivered
+            # messages that the last save did not list may have a slot at or after read_time. So add
+            # the delivered messages to the list again.
             for offset in range(first, timers.stop):
                 if offset not in timers.waiting:
                     timers.done.setdefault(offset, self._last_left_out)
@@ -252,7 +256,7 @@ class TimerDelivery(Delivery):
             enqueued, read_time = int(saved["enqueued"]), int(saved["read_time"])
             delivered = frozenset(map(int, saved["delivered"]))
             if not (0 <= first <= enqueued and position >= 0 and abs(read_time) <= _FOREVER):
-                # With such a `first`, waiting messages would be treated as delivered.
+                # With a wrong `first`, waiting messages could be treated as delivered.
                 raise ValueError("its numbers contradict each other")
         except FileNotFoundError:
             return known

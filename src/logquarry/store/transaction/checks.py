@@ -175,7 +175,7 @@ class TransactionChecks:
 
         Raises:
             StoreUnavailable: if a put failed. The next check continues with the half message for
-                which it failed.
+                which the put failed.
             UsageError: if a listener calls this method during a check.
         """
         if self._checker == threading.get_ident():

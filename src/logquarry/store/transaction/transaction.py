@@ -188,7 +188,8 @@ def put_back(
     Args:
         check_times: if the listener will be asked, the number of checks including this one.
         first_offset: if the listener is not asked, the half message's queue offset. The copy stores
-            it, unless the half message already stores the offset of an earlier original.
+            this offset. But if the half message is itself a copy that stores the offset of its
+            original, the new copy stores the offset of this original.
     """
     values = props.decode_bytes(half.properties)
     if check_times is not None:
@@ -305,8 +306,8 @@ class Transaction:
         try:
             self.rollback()
         except LogquarryError as failure:
-            # A later check ends the transaction. If the block itself raised an exception, let the
-            # exception of the block propagate instead.
+            # A later check ends the transaction. If the block itself raised an exception, do not
+            # replace that exception with the one of the failed rollback.
             logger.error("the rollback of a transaction failed, it stays open: %s", failure)
             self._is_over = True
             self._leave()
@@ -323,7 +324,7 @@ class Transaction:
         return future.result()
 
     def _leave(self) -> None:
-        """Give the transaction up in this process: a later check will end it."""
+        """No longer treat the transaction as running, so that a later check ends it."""
         service = self._service
         with service.lock:
             if self.half is not None:
@@ -439,7 +440,11 @@ class HalfCounter:
     def count(
         self, queues: Iterable[Queue], frame_at: FrameAt, passed: Mapping[int, int]
     ) -> Counter[str]:
-        """Count open half messages by topic, from the progress of the checks (``passed``) on."""
+        """Count the open half messages of each topic.
+
+        ``passed`` is the progress of the checks: for each queue, the queue offset at which the
+        count starts.
+        """
         by_name = {(queue.topic, queue.queue_id): queue for queue in queues}
         total: Counter[str] = Counter()
         with self._counting:
