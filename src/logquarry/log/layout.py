@@ -45,7 +45,7 @@ def _listing_settings(config: StoreConfig) -> tuple[object, ...]:
 
 class _listed(Generic[_T]):  # noqa: N801
     """A property of a layout whose value is cached until :meth:`StoreLayout.refresh`. If
-    ``by_settings`` is true, a copy of the layout with other settings finds its own value.
+    ``by_settings`` is true, layouts with different settings do not share the value.
     """
 
     def __init__(self, find: Callable[[StoreLayout], _T], *, by_settings: bool = False) -> None:
@@ -210,7 +210,7 @@ class StoreLayout:
 
     @property
     def other_log(self) -> LogPlace | None:
-        """The place of log files outside :attr:`log_folders`; None if there are no such files."""
+        """The place of log files outside :attr:`log_folders`; None if there is no sign of them."""
         folders = self.log_folders
         if folders.missing is not None or folders.feature is not None:
             return folders.missing

@@ -294,10 +294,10 @@ def stores_by_name(
 ) -> dict[str, str]:
     """Resolve paths, URLs and globs to stores. Return name -> location.
 
-    If a glob matches a store, the store's name consists of the folder names that the parts with
-    wildcards match: ``b1`` for ``/data/*/store``, ``r1/b1`` for ``/r*/b*/store``. So the name stays
-    the same if the glob matches more stores later. Raises UsageError if two stores get the same
-    name.
+    If a store was found by a glob, its name consists of the folder names that replace the glob's
+    parts with wildcards: ``b1`` for ``/data/*/store``, ``r1/b1`` for ``/r*/b*/store``. So the name
+    stays the same if the glob matches more stores later. Raises UsageError if two stores get the
+    same name.
     """
     stated: dict[str, None] = {}
     globbed: dict[str, str] = {}
@@ -393,8 +393,7 @@ def _is_store_in(folder: FileSystem, path: str) -> bool:
 
 
 def broker_names(locations: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return a broker name for each store, all different. Raises UsageError if a store is given
-    twice.
+    """Return a different broker name for each store. Raises UsageError if a store is given twice.
 
     - The name is the name of the store's folder.
     - If several stores' folders have the same name, each store has the name of a parent folder

@@ -324,7 +324,8 @@ class ReadableMap:
             good = self._good_range(first)
             if good[1] < stop:
                 return self._copied(start, stop)
-        # No call follows the read of _view, so no other thread can release the view meanwhile.
+        # No function is called between the read of _view and the slice, so no other thread can
+        # release the view meanwhile.
         return self._view[start : good[1]]
 
     def _copy(self, start: int, stop: int) -> memoryview:
@@ -347,7 +348,7 @@ class ReadableMap:
             return self._good
 
     def good_start(self, position: int) -> int:
-        """Return the lowest start of a range that ends at ``position`` and is known to be
+        """Return the start of the longest range that ends at ``position`` and is known to be
         readable.
         """
         chunk = position // CHUNK

@@ -34,8 +34,8 @@ class LogSplit:
 
     Attributes:
         resync: whether ``start`` may lie inside a frame.
-        tail: whether the range lies after the last message that a queue entry points to. Frames in
-            such a range belong to the log only if the log does not end at a break before them.
+        tail: whether the range lies after the last message that a queue entry points to. If the log
+            ends at a break before such a range, the frames in the range are stale.
     """
 
     start: int
@@ -97,7 +97,7 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
 
 def _frame_end(reader: LogReader, offset: int) -> int:
     """Return the end of the frame that contains ``offset``. Return ``offset`` itself if the chain
-    of frames from the start of its file breaks before ``offset``.
+    of frames from the start of the file breaks before ``offset``.
     """
     file = reader.files.at(offset)
     for event in reader.chain(offset if file is None else file.base):
@@ -191,7 +191,7 @@ def split_events(reader: LogReader, split: LogSplit) -> Iterator[Event]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Stretches: parts of a log. Threads or machines decode their frames for the dispatcher
+# Stretches: parts of a log. Threads or machines decode the frames of these parts for the dispatcher
 
 STRETCH_BYTES: Final = 8 << 20
 _THREADS: Final = 2
@@ -260,7 +260,8 @@ class StretchReader:
             check_crc=check_crc,
             keys=keys or layout.config.index_keys,
         )
-        # Number of bytes to read after the end of a stretch, because its last frame may end there.
+        # The last frame of a stretch may end after the stretch, so this number of further bytes is
+        # read.
         self._more = layout.config.max_message_size
 
     def read(self, start: int, stop: int, stretch: Stretch, *, resync: bool) -> bool:

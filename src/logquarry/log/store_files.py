@@ -198,8 +198,8 @@ def of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None
 
 
 def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
-    """Whether a broker that was configured with this file size can have made the files, even if
-    some files are damaged now.
+    """Whether a broker with this file size can have created the files. A file may be shorter now
+    than when the broker created it.
     """
     sizes = {file.size for files in sequences for file in files if file.size}
     shown = shown_sizes(sequences)

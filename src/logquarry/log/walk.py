@@ -332,8 +332,8 @@ class LogReader(LogBytes):
         return broken(damage.label, reason)
 
     def _is_expired(self, file: StoreFile) -> bool:
-        """Whether retention deleted the file during the walk. Retention deletes the oldest files
-        first, so all files before this file must be deleted too.
+        """Whether retention deleted the file during the walk. The result is True only if all files
+        before this file are deleted too, because retention deletes the oldest files first.
         """
         if not file.size or not isinstance(self.view(file), GoneFile):
             return False

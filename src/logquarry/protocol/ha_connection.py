@@ -171,7 +171,9 @@ class MasterConnection:
         return []
 
     def next_tick_ms(self) -> int:
-        """Return when to call :meth:`tick` next, in ms, if no bytes are received or sent before."""
+        """Return the time in milliseconds at which to call :meth:`tick` next, if no bytes are
+        received or sent until then.
+        """
         silence = self._heard_ms + self._times.housekeeping_ms
         if self.state is not ha.MasterState.TRANSFERRING:
             return silence + 1
@@ -307,7 +309,9 @@ class SlaveConnection:
         return []
 
     def next_tick_ms(self) -> int:
-        """Return when to call :meth:`tick` next, in ms, if no bytes are received or sent before."""
+        """Return the time in milliseconds at which to call :meth:`tick` next, if no bytes are
+        received or sent until then.
+        """
         times = self._times
         return min(self._heard_ms + times.housekeeping_ms, self._said_ms + times.heartbeat_ms) + 1
 

@@ -140,8 +140,8 @@ class HaTimes:
         heartbeat_ms: if master or slave has sent nothing for this time, it sends a heartbeat
             (``haSendHeartbeatInterval``).
         housekeeping_ms: if master or slave has received nothing for this time, it closes the
-            connection (``haHousekeepingInterval``). It must be more than 5 seconds, because a
-            RocketMQ slave sends nothing in its first 5 seconds.
+            connection (``haHousekeepingInterval``). The value should be more than 5 seconds,
+            because a RocketMQ slave sends nothing in its first 5 seconds.
     """
 
     heartbeat_ms: int = 5_000

@@ -268,7 +268,8 @@ class BatchQueue(FileQueue):
         entries = self._written(index)
         entries = entries[is_batch_written(entries)]
         first = entries["base"].astype(np.int64)
-        # A recovery has added the lost messages to the next entry, and has reported them.
+        # If an entry covers the queue offset, log no warning: a recovery has added the lost message
+        # to this entry, and has reported the loss.
         is_known = (first <= offset) & (offset - first < entries["count"])
         if not is_known.any():
             path = self._layout.filesystem.full_path(self.files[index].path)
