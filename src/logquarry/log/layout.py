@@ -130,9 +130,8 @@ class StoreLayout:
     def by_content(self, *, shows_lost_head: bool = True) -> StoreLayout:
         """Make a layout that determines the offset of each log file from its frames, not its name.
 
-        ``verify``, the repairs, and the opening of a store for writing use such a layout. If the
-        log has lost its first files and ``shows_lost_head`` is true, the layout lists one empty
-        file in their place.
+        ``verify``, the repairs, and the opening of a store for writing use such a layout. With
+        ``shows_lost_head``, one empty file stands for the first files that the log has lost.
         """
         other = copy.copy(self)
         other._goes_by_names = False
@@ -225,9 +224,7 @@ class StoreLayout:
         return None if has_bytes else found
 
     def log_file(self, offset: int) -> str:
-        """Return the path of the log file for an offset, relative to the store's root. The file
-        need not exist.
-        """
+        """Return the path of an offset's log file, relative to the root. It need not exist."""
         log = self.commit_log
         file = log.at(offset)
         if file is not None:
@@ -250,9 +247,7 @@ class StoreLayout:
         return file.path if self.log_folders.feature is not None else right_path(file.base)
 
     def log_path(self, offset: int) -> str:
-        """Return the full path of the log file that contains an offset. If no file contains the
-        offset, return the full path of the log's folder.
-        """
+        """Return the full path of an offset's log file; if there is none, of the log's folder."""
         file = self.commit_log.at(offset)
         return self.filesystem.full_path(self.log_folders.paths[0] if file is None else file.path)
 

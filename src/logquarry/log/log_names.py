@@ -267,9 +267,8 @@ class _Identification:
 
     def _vote(self, item: _Item, view: FileView) -> None:
         votes: defaultdict[int, list[Frame]] = defaultdict(list)
-        # The start of a file can contain frames of another file, if a block was written to a wrong
-        # place. So read frames at several positions. If enough frames agree with the name, the name
-        # is right.
+        # A block of another file can be at the start of a file. So read frames at several
+        # positions. If enough frames agree with the name, the name is right.
         read = dict(first_frames(view))
         for part in range(1, _PARTS):
             read.update(first_frames(view, part * view.size // _PARTS, _PART_BYTES))

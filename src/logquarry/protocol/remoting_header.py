@@ -89,8 +89,7 @@ _RESPONSE: Final = int(Flag.RESPONSE)
 _ONEWAY: Final = int(Flag.ONEWAY)
 
 
-# A command is a tuple, because the creation of a tuple takes a third of the time that the creation
-# of a dataclass takes.
+# A command is a tuple: creating a dataclass takes three times as long.
 class RemotingCommand(NamedTuple):
     """A request or an answer.
 

@@ -1,5 +1,4 @@
-"""Reads messages of a queue in pure Python. The rules are those of
-``DefaultMessageStore.getMessage`` in RocketMQ 4.9.3.
+"""Reads messages of a queue in pure Python, by the rules of ``getMessage`` in RocketMQ 4.9.3.
 
 A get with tags compares the hashes of these tags with the tags codes of the queue's entries.
 
@@ -105,8 +104,7 @@ def read_message(
 
     Returns:
         The message, or the damage if the frame is not sound. The result is None if the frame's size
-        and magic are zeros. In this case, the log has lost its end, or these bytes were never
-        written.
+        and magic are zeros: the log has lost its end, or these bytes were never written.
     """
     size = len(data)
     if size >= frame.FIXED_SIZE_V1:
@@ -257,9 +255,7 @@ class GetMessageStatus(Enum):
 
 
 class GetResult(NamedTuple):
-    """The answer to a ``get`` (``GetMessageResult``); ``messages`` is empty unless the status is
-    FOUND.
-    """
+    """The answer to a ``get`` (``GetMessageResult``). Only with FOUND, it has ``messages``."""
 
     status: GetMessageStatus
     messages: Sequence[StoredMessage]
@@ -373,9 +369,8 @@ def get_message(
             continue
         most, most_size = on_disk if physical_offset < in_memory_from else in_memory
         # QUIRK: a filler has the size Integer.MAX_VALUE. In Java, adding this size overflows, so a
-        # filler never exceeds the limit. Several entries may point to one frame. If the frame is an
-        # inner batch, its size is counted once. The size of any other frame is counted once per
-        # entry.
+        # filler never exceeds the limit. If several entries point to one frame, an inner batch is
+        # counted once, and any other frame is counted once per entry.
         added = 0 if unit_size == FILLER_SIZE or physical_offset == last_batch else unit_size
         grown = size + added
         if messages and (len(messages) >= most or grown > most_size):

@@ -45,9 +45,7 @@ def warn_of_missing(path: str, offset: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class QueueSegment:
-    """One file of a queue. ``start`` is the queue offset of the file's first entry, and ``count``
-    is the number of written entries.
-    """
+    """One file of a queue: its first entry's queue offset, and its number of written entries."""
 
     start: int
     count: int
@@ -117,9 +115,8 @@ class Queue(ABC):
         """
 
     def warn_of_gap(self, offset: int) -> None:  # noqa: B027
-        """Warn that the queue has no entry at this queue offset, so a reader leaves out the
-        message. By default, this method does nothing: the queues that are read from files or from
-        RocksDB override it.
+        """Warn that a reader leaves out a message, because the queue has no entry at an offset.
+        Only queues in files and in RocksDB warn.
         """
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, Records]]:
@@ -129,9 +126,8 @@ class Queue(ABC):
     def units(self, start: int, stop: int) -> Units:
         """Return one entry for each queue offset in ``[start, stop)``, up to the queue's end.
 
-        Entries in missing files are zeros. If the whole range is in one file, the result is a view
-        of that file and not a copy. Raises UsageError if ``start`` is negative, or if more than
-        MOST_HOLES entries of the range are in missing files.
+        Entries in missing files are zeros. If the whole range is in one file, the result is a view.
+        Raises UsageError if ``start`` is negative, or if more than MOST_HOLES entries have no file.
         """
         if start < 0:
             raise UsageError(f"there is no queue offset {start}")
@@ -172,9 +168,8 @@ class Queue(ABC):
         """Return the queue offset of a message stored at or near ``timestamp``; 0 if none is found.
 
         If no message has exactly this time, the search compares two messages of one queue file: the
-        last message before this time and the first message after it. It chooses the message whose
-        time is nearer, and the earlier message if both are equally near
-        (``getOffsetInQueueByTime``).
+        last one before this time and the first one after it. It chooses the nearer one, or the
+        earlier one if both are equally near (``getOffsetInQueueByTime``).
 
         QUIRK: Java chooses the file by its modification time, which is wrong for copied files. This
         method uses the store time of the file's last message.
@@ -314,9 +309,7 @@ class FileQueue(Queue):
     max_offset = entry_end
 
     def file_bytes(self) -> Iterator[tuple[StoreFile, memoryview]]:
-        """Yield each file with its bytes. If a file reaches past the start of the next file, the
-        bytes after this start are omitted.
-        """
+        """Yield each file with its bytes before the start of the next file."""
         for index, file in enumerate(self.files):
             yield file, self._reader.read(file.path, 0, self._room_of(index))
 
@@ -461,9 +454,7 @@ class ConsumeQueue(FileQueue):
         warn_of_missing(self._layout.filesystem.full_path(path), offset)
 
     def warn_of_lost_end(self) -> None:
-        """Warn if there are entries shortly after the queue's end. Such entries show that a page of
-        the file was lost.
-        """
+        """Warn if entries follow shortly after the queue's end: a page of the file was lost."""
         index, count = self._tail_position()
         if not self.files or self._checked == (index, count) or self._layout.cut_end is not None:
             return

@@ -381,8 +381,7 @@ def check_start(layout: StoreLayout, selection: Selection, options: ReadOptions)
 def lost(options: ReadOptions, text: str) -> None:
     """Report that wanted messages were deleted.
 
-    If ``options.fail_on_data_loss`` is true, raise MessageNotFound; else log a warning. The option
-    has the name and the meaning of Kafka's failOnDataLoss.
+    With failOnDataLoss (an option as in Kafka), raise MessageNotFound; else log a warning.
     """
     if options.fail_on_data_loss:
         raise MessageNotFound(f"{text} (give failOnDataLoss=false to read the rest)")

@@ -255,9 +255,8 @@ class StoreEngine:
         return offsets
 
     def _make_services(self) -> None:
-        """Create the services, and the :class:`LogGrowth` object.
-
-        A normal close stops the services in the order of the list ``_services``.
+        """Create the services, and the :class:`LogGrowth` object. A normal close stops the services
+        in the order of the list ``_services``.
         """
         config, health, files = self.config, self.health, self.files
         if config.broker_role == "SLAVE":

@@ -10,11 +10,9 @@ called the *named queue* here. The frame's ids are called *harmed* if all these 
   the queue of the entry.) The search for an own entry goes in both directions, and stops in each
   direction at the first own entry. If the other queue has only this entry, there is another
   condition instead: the named queue has no files. In this case, the ids are not harmed if the
-  configuration lists the topic that the frame names, but does not list the topic of the other
-  queue: the folder of the topic was renamed.
+  configuration lists the frame's topic, but not the other: the topic's folder was renamed.
 - At the frame's queue offset, the named queue has no entry that points to a message which names the
-  other queue and this queue offset. Such an entry would show that the files of the two queues were
-  swapped.
+  other queue and this queue offset. Otherwise, the files of the two queues were swapped.
 - The search meets no entry that points to a message of the named queue. Such an entry would show
   that a file lies in the folder of the wrong queue. Exception: such an entry is ignored if the
   named queue has its own message at the same queue offset.
@@ -46,9 +44,8 @@ Nothing in the store shows these changes, so the audit cannot find them:
 - to PREPARED or ROLLBACK, if the queue has no entry for the message, for example before a crash.
 
 If damage changes PREPARED or ROLLBACK to NOT or COMMIT, the message has no place in the queue that
-its frame names. Such a message is a stray (``SeenMessages.without_strays``). In a store of RocketMQ
-3.x, the state table and the redo log also show most changes of the type
-(:mod:`logquarry.dialect31.state_table`).
+its frame names. Such a message is a stray (``SeenMessages.without_strays``). In a store of 3.x,
+the state table and the redo log also show most changes (:mod:`logquarry.dialect31.state_table`).
 """
 
 from __future__ import annotations
@@ -107,8 +104,7 @@ class HarmedIds:
 
     Args:
         names: the queues on the disk.
-        queue_of: returns a queue; None if it has no usable files. The object calls this function
-            only for the queues that it needs.
+        queue_of: returns a queue; None if it has no usable files. It is called only if needed.
         noted: the entries that an interrupted recovery saved before it cut the queues.
 
     Attributes:
@@ -203,9 +199,7 @@ class HarmedIds:
         return frame is not None and frame.queue_key == key and not frame.is_copied_to(other[0])
 
     def _same(self, key: QueueKey, offsets: Int64, units: Units) -> Bools:
-        """Return a mask: for each entry, whether the queue has this entry at the given queue
-        offset.
-        """
+        """Return a mask: for each entry, whether the queue has it at the given queue offset."""
         same = np.zeros(len(units), np.bool_)
         rule = TagsRule.of_writers(key, is_3_1=self._is_3_1)
         queue = self._queue_of(key)
@@ -259,8 +253,7 @@ class HarmedIds:
         unknown. If the search needs too much work, return True.
 
         If one of these offsets is unknown, the search may have to read the whole log. So one search
-        may use only half of the remaining work. The rest is left for later searches, which can be
-        short.
+        may use only half of the remaining work: later searches can be short.
         """
         start, stop = near
         if start is not None and stop is not None and start > stop:
@@ -283,9 +276,7 @@ class HarmedIds:
         return False
 
     def _has_own(self, key: QueueKey, offset: int) -> bool:
-        """Whether the entry of a queue at an offset points to the queue's own message with this
-        queue offset.
-        """
+        """Whether a queue's entry at an offset points to the queue's message of this offset."""
         return self._has_message_of(key, key, offset)
 
     def _has_message_of(self, key: QueueKey, on_disk: QueueKey, offset: int) -> bool:
@@ -399,16 +390,12 @@ class HarmedTypes:
         return offset in self._bytes
 
     def queued(self, followed: Followed) -> Followed:
-        """Search for harmed frames in ``followed``. Return ``followed``, with queue entries also
-        for the harmed frames.
-        """
+        """Search for harmed frames. Return ``followed`` with their queue entries added."""
         self.take(unqueued_parts(followed))
         return with_queued(followed, self.found)
 
     def take(self, parts: Mapping[QueueKey, QueuePart]) -> None:
-        """Search for harmed frames in ``parts``, which :func:`unqueued_parts` has returned. The
-        calls must follow the order of the log.
-        """
+        """Search for harmed frames in ``parts``. The calls must follow the order of the log."""
         new = sorted(place for key, part in parts.items() for place in self._search(key, part))
         self._spans += [Span(place, self.found[place].size) for place in new]
 

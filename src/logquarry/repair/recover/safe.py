@@ -2,8 +2,8 @@
 
 The planner reads the log once, and compares it with the queues (:mod:`logquarry.repair.audit.log`,
 :mod:`logquarry.repair.audit.first_difference`). Of the store's files, a recovery deletes only
-``abort``, files that contain only zeros, and hard links that give a log file a second, wrong name.
-A recovery moves bad files to quarantine.
+``abort``, files that contain only zeros, and hard links that give a log file a wrong name. It moves
+bad files to quarantine.
 """
 
 from __future__ import annotations
@@ -367,8 +367,7 @@ class _Planner:
                 if all(step.file != folder for step in self._steps):
                     self._steps.add(StepKind.SET_ASIDE, folder, why)
                 continue
-            # Take the files from the layout, because a queue object leaves out files with
-            # impossible names.
+            # A queue object leaves out files with impossible names, so list those of the layout.
             sequence = self._layout.batch_queue(*key) if is_batch else self._layout.queue(*key)
             files = sequence.files
             reason = queue_fault(files, form.file_size) or unreadable_file(files, self._files)
@@ -478,10 +477,8 @@ class _Planner:
 
 
 def _made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | None:
-    """Return the physical offset of the last message in a log file if the message is incomplete,
-    but would seem valid after the recovery; else None.
-
-    The recovery appends zeros to a file that is too short. With these zeros, an incomplete message
+    """Return the physical offset of the last message in a file if it is incomplete, but would seem
+    valid after the recovery; else None. The recovery appends zeros to a file that is too short. With these zeros, an incomplete message
     at the file's end can seem valid, because no CRC covers the properties.
     """
     stop, room = file.base + file.size, layout.commit_log.file_size
