@@ -478,8 +478,8 @@ class _Planner:
 
 def _made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | None:
     """Return the physical offset of the last message in a file if it is incomplete, but would seem
-    valid after the recovery; else None. The recovery appends zeros to a file that is too short. With these zeros, an incomplete message
-    at the file's end can seem valid, because no CRC covers the properties.
+    valid after the recovery; else None. The recovery appends zeros to a file that is too short.
+    With these zeros, such a message can seem valid, because no CRC covers the properties.
     """
     stop, room = file.base + file.size, layout.commit_log.file_size
     spans = [span for span in log.damage if span.offset < stop <= span.end]
