@@ -65,8 +65,8 @@ _TRIMMED: Final = "".join(map(chr, range(0x21)))
 def decode(text: str) -> dict[str, str]:
     """Decode the properties, in the order in which their keys first appear.
 
-    A part of the string is skipped if it is not ``key \\x01 value``, or if its key or value is
-    empty. If a key is repeated, its last value is used.
+    Each part of the string must be ``key \\x01 value``. A part in another form, or with an empty
+    key or value, is skipped. If a key is repeated, its last value is used.
     """
     result: dict[str, str] = {}
     for segment in text.split(PROPERTY_SEPARATOR):

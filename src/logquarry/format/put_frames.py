@@ -5,17 +5,18 @@ The table has one column of int64 per message:
 
 - SIZE is TOTALSIZE, and PREPARED_OFFSET is PREPAREDTRANSACTIONOFFSET.
 - TOPIC, HEAD and QUEUE are indexes. The topic to which TOPIC points consists of TOPICLEN and the
-  bytes of the name. The head to which HEAD points is the start of a frame with certain hosts and
-  SYSFLAG. The message gets the next queue offset of the queue to which QUEUE points.
+  bytes of the name. The head to which HEAD points is the start of a frame; it contains the SYSFLAG
+  and the hosts. The message gets the next queue offset of the queue to which QUEUE points.
 - BODY_AT and PROPS_AT are addresses of the body and of the property string.
 - QUEUE_OFFSET is only for a message that takes no new queue offset: it is 0, or the message's
   previous queue offset.
-- STORE_TIMESTAMP is the earliest allowed store time. STORE_TIMESTAMP is used only for a message
-  from another store, to keep the message's store time.
+- STORE_TIMESTAMP is the earliest allowed store time. Only a message from another store has such a
+  limit: it keeps its store time.
 
-A staged frame is complete, except for the fields that are known only under the log's lock. Before
-:func:`place` sets these fields, QUEUEOFFSET contains an index into a table of queues that the
-caller stores with the frames, and PHYSICALOFFSET and STORETIMESTAMP have no meaning.
+A staged frame is complete, except for the fields whose values are known only while the log's lock
+is held. Before :func:`place` sets these fields, QUEUEOFFSET contains an index into a table of
+queues that the caller stores with the frames, and PHYSICALOFFSET and STORETIMESTAMP have no
+meaning.
 """
 
 from __future__ import annotations
@@ -121,7 +122,9 @@ def same(one: memoryview, other: memoryview) -> bool:
 
 
 def text_of(data: memoryview) -> memoryview:
-    """Return the part of a frame after STORETIMESTAMP. It does not depend on the frame's place."""
+    """Return the part of a frame after STORETIMESTAMP. This part does not depend on the place of
+    the frame in the log.
+    """
     return data[_time_at(data) + frame.STORE_TIME.size :]
 
 
@@ -136,8 +139,9 @@ def same_head(one: memoryview, other: memoryview) -> bool:
 def is_torn(staged: memoryview, other: memoryview) -> bool:
     """Whether ``other`` is the first frame of ``staged``, but with zeros in place of some bytes.
 
-    A power cut leaves such a frame if one of its pages did not reach the disk, because new files of
-    the log contain zeros. The fields that :func:`place` sets are not compared.
+    New files of the log contain only zeros. So a power cut leaves such a frame if one of the
+    frame's pages was not yet written to the disk. The fields that :func:`place` sets are not
+    compared.
     """
     if size_at(staged, 0) != len(other):
         return False

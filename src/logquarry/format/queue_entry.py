@@ -57,8 +57,8 @@ class QueueEntry(NamedTuple):
         """Whether the entry is a filler, which points to no message
         (``ConsumeQueue.fillPreBlank``).
 
-        A filler has a size that no frame has. The physical offset in a filler is 0, except if a
-        salvage wrote the filler; see docs/salvage.md.
+        A filler has a size that no frame has. The physical offset in a filler is 0. Only a filler
+        that a salvage wrote can have another offset; see docs/salvage.md.
         """
         return self.size == FILLER_SIZE
 

@@ -2,11 +2,11 @@
 
 The source is Parquet, or the JSON Lines that the commands ``messages`` and ``export`` write.
 
-Messages cannot be removed from a log. If an import failed in the middle, a repetition would
-therefore put the first messages a second time. To prevent failures, the import checks the whole
-source before the first put. After the check, only Ctrl-C, a full or failing disk, or a change of
-the source ends the import early. The import then ends between two messages, and reports the number
-of imported messages.
+Messages cannot be removed from a log. Therefore, if an import failed in the middle and a user
+repeated it, the store would contain the first messages twice. To prevent failures, the import
+checks the whole source before the first put. After the check, only Ctrl-C, a full or failing disk,
+or a change of the source ends the import early. The import then ends between two messages, and
+reports the number of imported messages.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def read_lines(file: SourceFile) -> Iterator[Rows]:
                 if documents:
                     yield _rows(file.path, numbers, documents, source.tell())
     except OSError as error:
-        # The error of a failed read does not name the file.
+        # The OSError does not contain the name of the file if a read fails.
         raise SourceNotReadable(f"{file.path}: {error.strerror}") from error
 
 
@@ -167,7 +167,8 @@ def _decoded(rows: Rows, index: int, name: str, text: Any) -> bytes:
 
 
 def _strings(rows: Rows, documents: list[Document]) -> pa.Array:
-    # Use the column properties_base64 if the row has it, else properties_string, else properties.
+    # Read the properties from the first member that the row has: properties_base64,
+    # properties_string or properties.
     strings: list[bytes] = []
     for index, document in enumerate(documents):
         if (data := document.get(_BASE64)) is not None:
@@ -216,8 +217,9 @@ class Imported:
     Attributes:
         bytes: bytes of the imported frames.
         topics: (messages, bytes) by topic.
-        raised_times: number of messages that got a later store time than in the source, because
-            store times must not decrease in a log; counted only if the import keeps store times.
+        raised_times: number of messages whose store time is later in the store than in the source,
+            because store times must not decrease in a log. The number is counted only if the import
+            keeps store times.
         is_complete: whether all messages were put into the store.
         is_synced: whether all messages that were put are on the disk; the caller sets it.
     """
@@ -294,8 +296,9 @@ def check_source(
 
 @contextmanager
 def only_with_messages(path: str) -> Iterator[None]:
-    """Context manager: if the block raises, and has created the store without putting a message,
-    remove the store. Otherwise an operator could think that the import had succeeded.
+    """Context manager: if the block raises an exception, and the folder was empty or missing
+    before, remove the store that the block has created, unless it contains a message. Otherwise an
+    operator could think that the import had succeeded.
     """
     root = local_folder(path)
     # Do not call Path.exists: since Python 3.14, it also returns False if the disk fails.

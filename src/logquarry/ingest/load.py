@@ -126,8 +126,8 @@ def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
     """Append segments to one store, unless the store already has the load. Then remove the
     segments.
 
-    If several stores are loaded one after the other, the log of the next store can then use the
-    memory and the disk blocks of these segments.
+    The removal frees the memory and the disk blocks of the segments. If stores are loaded one after
+    the other, the log of the next store can use this space.
 
     Raises StoreError if the messages cannot be put into their queues. The log then already has
     the load, and the next opening of the store puts its messages into the queues.
@@ -230,11 +230,12 @@ def commit_load(
         run: appends to the stores.
         disk: the disk for the writes to the folder of the loads; None for the usual disk.
         is_batch: whether the load is a batch of a stream. A stream repeats only its last batch, so
-            a lower version than the last one is an error.
+            a version that is lower than the version of the last load is an error.
 
     Raises:
-        UsageError: if a task has staged rows of another load, if the load has the version of the
-            last load, but more rows, or if a batch has a lower version than the last load.
+        UsageError: if a task has staged rows of another load; if the load has the same version as
+            the last load, but more rows; or if the load is a batch with a lower version than the
+            last load.
         CorruptFile: if a segment has changed since it was staged. If a segment is missing or has
             another size, nothing is appended to any store. If only the content has changed, nothing
             is appended to the store of this segment.

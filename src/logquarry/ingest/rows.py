@@ -230,8 +230,8 @@ def _host_bytes(word: str, wide: bool) -> bytes:
 # ----------------------------------------------------------------------------------------- bodies
 def _check_bodies(rows: Rows, flags: Int64) -> None:
     # An export with --decompress stores decompressed bodies, but leaves SYSFLAG's bit for
-    # compressed bodies set. If the file has no CRCs, detect such bodies by decompressing each body
-    # that has the bit.
+    # compressed bodies set. If the file has no CRCs, try to decompress each body whose SYSFLAG has
+    # the bit: the attempt fails if the body is already decompressed.
     crcs = _numbers(rows.batch, "body_crc", -1)
     body = rows.batch.column("body")
     wrong = _first_wrong(body, crcs)
@@ -400,9 +400,10 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _with_words(file: SourceFile, columns: dict[str, pa.Array], first: int) -> pa.Array | None:
-    # Return the property string of each row, or null if the row's map has all properties. Return
-    # None if no row needs a string. As in JSON Lines and in a put, the value of a column in WORDS
-    # replaces the value in the map. A property string replaces both.
+    # Return the property string of each row. The string of a row is null if the map in the row
+    # contains all properties. Return None if no row needs a string. As in JSON Lines and in a put,
+    # the value of a column in WORDS replaces the value in the map. If the row has a property
+    # string, it replaces the map and these columns.
     maps, exact = columns.get("properties"), columns.get(_EXACT)
     count = len(columns["topic"])
     differs = np.zeros(count, np.bool_)

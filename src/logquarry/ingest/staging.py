@@ -53,9 +53,9 @@ def place_rows(
     Args:
         batch: rows, each with a valid topic; ``queue_id`` and ``keys`` are optional.
         queues: number of queues of each topic in each broker.
-        turn: index in the list of the queues of all brokers, for row 0. A row without queue id and
-            key goes to the queue with the index ``turn`` plus the row's number. After the last
-            queue, the first queue follows.
+        turn: used for rows that have neither a queue id nor a key. The row's number is added to
+            ``turn``, and the sum is an index in the list of the queues of all brokers. After the
+            last queue, the first queue follows.
 
     Returns:
         (batch with all queue ids, number of the broker for each row).
@@ -322,8 +322,8 @@ class Stager:
         writer.add(data.data, counts.items())
 
     def _room(self, size: int) -> Bytes:
-        # Reuse one buffer, whose content is valid until the next call: to allocate a buffer in each
-        # call is too slow.
+        # Reuse one buffer, because the allocation of a buffer in each call is too slow. The content
+        # of the buffer is valid until the next call.
         if len(self._scratch) < size:
             self._scratch = np.empty(size + size // 4, np.uint8)
         return self._scratch[:size]
@@ -340,8 +340,8 @@ class Stager:
         kernels = codec.require_kernels()
         count = len(starts)
         places = np.empty((3, count), np.int64)
-        # The commit sets the queue offsets. Until then, the frame has the number of its queue in
-        # this field: with ADVANCES 0, the kernel copies this number from the row.
+        # The commit sets the queue offsets. Until then, the field contains the number of the
+        # frame's queue: if ADVANCES is 0, the kernel copies this number from the row.
         facts, no_offsets = table.head_facts.copy(), np.zeros(0, np.int64)
         facts[:, r.ADVANCES] = 0
         at = 0

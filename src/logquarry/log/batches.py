@@ -260,7 +260,9 @@ _END: Final = object()
 
 
 def ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items in order. A thread computes the next item while the caller processes one."""
+    """Yield the items in order. While the caller processes an item, a thread computes the next
+    item.
+    """
     source = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
         coming = pool.submit(next, source, _END)

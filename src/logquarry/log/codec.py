@@ -58,9 +58,9 @@ _COPIED: Final = 512
 
 @dataclass(slots=True)
 class _Work:
-    """The work that this process has done with the reference codec: the number of frames that it
-    has checked. A frame with long properties, a huge body or an inner batch counts as several
-    frames, because its decoding takes as long as that of several frames.
+    """Counts the frames that this process has checked with the reference codec. A frame with long
+    properties, a huge body or an inner batch counts as several frames, because it takes as long to
+    decode as several frames.
     """
 
     frames: int = 0
@@ -95,16 +95,16 @@ def kernels() -> ModuleType | None:
 def kernels_if_worth(work: int = 0) -> ModuleType | None:
     """Return the kernel module if it is imported, or if the import saves time; else None.
 
-    The import saves time if this process has checked many frames with the reference codec, or if
-    the caller has as much to do. ``work`` is the number of frames (or similar units) that the
-    caller has.
+    The import saves time if this process has already checked many frames with the reference codec,
+    or if the caller still has to process many. ``work`` is the number of frames, or of similar
+    units, that the caller has to process.
     """
     return None if work < _left() else kernels()
 
 
 def _left() -> int:
-    """Return for how many more frames the reference codec is used before the kernels; at most 0 if
-    the kernels are used.
+    """Return how many more frames this process checks with the reference codec before it imports
+    the kernels. If the result is 0 or less, the process uses the kernels.
     """
     return 0 if _KERNELS in sys.modules else _WORTH - _done.frames
 
@@ -130,9 +130,9 @@ class Window:
         end: index in ``data`` at which the file would end; larger than ``len(data)`` if the file
             continues after the data.
         has_heads: whether the log is a DLedger log, in which heads precede frames.
-        is_unwrapped: whether the frames were made from the messages of inner batches. The physical
-            offset of such a frame is its field PHYSICALOFFSET, not ``base`` plus its position in
-            the data.
+        is_unwrapped: whether the data contains frames that were made from the messages of inner
+            batches. The physical offset of such a frame is its field PHYSICALOFFSET, not ``base``
+            plus its position in the data.
     """
 
     data: Bytes
@@ -216,8 +216,8 @@ def empty_rows(count: int) -> Rows:
 def walk(
     window: Window, position: int, stop: int, rows: Rows, *, check_crc: bool
 ) -> tuple[int, int, int]:
-    """Check the frames that follow each other from ``position`` on, up to the last frame that
-    starts before ``stop``.
+    """Check frame after frame, beginning with the frame at ``position``. The last frame is the last
+    one that starts before ``stop``.
 
     Returns (number of frames, position after the last frame, code). The code tells why the walk
     ended there: REACHED_STOP, BLANK, NEED_MORE (the window ends inside a frame), TABLE_FULL or a
@@ -244,8 +244,8 @@ def walk(
         if count == len(rows):
             return count, position, TABLE_FULL
         if is_before and _left() <= 0:
-            # The kernels check the other frames of the window. Callers may rely on it that a walk
-            # ends early only if the table is full.
+            # The kernels check the other frames of the window. Callers may rely on the rule that a
+            # walk over sound frames ends early only if the table is full.
             more, position, code = walk(window, position, stop, rows[count:], check_crc=check_crc)
             return count + more, position, code
         place, code = position, REACHED_STOP

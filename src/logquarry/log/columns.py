@@ -188,11 +188,11 @@ def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Itera
 def pieces(
     window: Window, rows: Rows, decoding: Decoding, most: int | None = None
 ) -> Iterator[tuple[Rows, pa.Array | None]]:
-    """Divide frames into pieces whose decompressed bodies take at most ``most`` bytes; for
-    exceptions, see :func:`contents`.
+    """Divide frames into pieces whose decompressed bodies take at most ``most`` bytes. A larger
+    body is a piece of its own; see :func:`contents`.
 
-    Yields rows and the column ``body``. If the read does not decompress bodies, the function yields
-    one piece without this column.
+    For each piece, yields the rows of its frames and the column ``body``. If the read does not
+    decompress bodies, the function yields one piece without this column.
     """
     if not decoding.decompress or "body" not in decoding.columns:
         yield rows, None

@@ -80,8 +80,8 @@ def _places(names: Sequence[str]) -> tuple[Int64, Int64]:
 def _gather_plan(
     names: tuple[str, ...], ms: bool
 ) -> tuple[list[str], tuple[Int64, Int64], list[str], tuple[Int64, Int64], Int64]:
-    """Return the fields of 32 bits and their places, the fields of 64 bits and their places, and
-    the factor by which each field of 64 bits is multiplied.
+    """Return the names and places of the 32-bit fields, the names and places of the 64-bit fields,
+    and the factor by which each 64-bit field is multiplied.
     """
     kinds = schema.arrow_types()
     narrow = [name for name in names if kinds[name].bit_width == 32]
@@ -281,10 +281,10 @@ class KernelColumns:
         return pa.MapArray.from_arrays(pa.array(pair_offsets), keys, values)
 
     def _exact_properties(self) -> pa.Array:
-        # The result is null if the string can be made from its pairs again: parsing the string and
-        # encoding its pairs returns the same string. The function compares only the lengths:
-        # parsing drops empty and repeated properties, so any other string is longer than the
-        # encoding. All strings must be UTF-8.
+        # The column is null for a string that its pairs reproduce: if the string is parsed and the
+        # pairs are encoded, the result is the same string. To compare the lengths is enough,
+        # because the parser drops empty and repeated properties. So a string that its pairs do not
+        # reproduce is longer than their encoding. All strings must be UTF-8.
         assert self._pairs is not None
         pairs, ends = self._pairs
         used = int(ends[-1])

@@ -174,8 +174,8 @@ def unproved_start(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> str 
 
 
 class Schedule(Protocol):
-    """The parts of a store that delay levels are inferred from: the log and the queues of delayed
-    messages (schedule queues).
+    """The parts of a store from which delay levels are inferred. They are the log and the schedule
+    queues, which contain delayed messages.
     """
 
     config: StoreConfig
@@ -217,9 +217,9 @@ def levels_of(layout: Schedule) -> tuple[int, ...]:
         return stated
     kept = layout.kept_settings.get("message_delay_level")
     levels = list(stated if kept is None else props.parse_levels(kept))
-    # Keep a file open, because the next message may be in the same file, and opening a remote file
-    # takes several requests. Keep only a few files open, because the number of a process's open
-    # files is limited.
+    # Keep the last files open: the next message may be in the same file, and opening a remote file
+    # takes several requests. Keep only a few, because a process can open only a limited number of
+    # files.
     open_file = lru_cache(_MOST_OPEN)(layout.open_file)
     for topic, queue_id in layout.queue_names:
         if topic != props.SCHEDULE_TOPIC or not 0 <= queue_id < len(levels):
@@ -307,7 +307,9 @@ def find_writer(filesystem: FileSystem) -> Writer:
 
 
 def harmed_offset(filesystem: FileSystem) -> int | None:
-    """Return the damaged value at :data:`OFFSET_AT`; None if the value is 0 or can be right."""
+    """Return the value at :data:`OFFSET_AT` if it is certainly damaged; None if it is 0 or can be
+    right.
+    """
     writer, offset = _find(filesystem)
     return None if not offset or _SIGN in writer.evidence else offset
 

@@ -2,8 +2,8 @@
 jsonl``), and the property strings that a Parquet file's column ``properties`` cannot reproduce.
 
 A JSON line has the same content as :meth:`logquarry.stored_message.StoredMessage.to_json`, but this
-module makes the lines from columns, which takes a fraction of the time. All control characters are
-escaped, so a line can be printed on a terminal.
+module makes the lines from columns, and so needs only a fraction of the time. All control
+characters are escaped, so a line can be printed on a terminal.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _parts(
     hidden: frozenset[str],
     bodies: pa.Array | None,
 ) -> dict[str, list[Any]]:
-    """Return the JSON text of each member, as a list with one element per message."""
+    """Return, for each JSON member, the list of its values as JSON: one element per message."""
     fixed = columns.fixed_fields(window, rows, _FIXED)
     parts: dict[str, list[Any]] = {name: array.tolist() for name, array in fixed.items()}
     parts["size"] = rows[:, r.SIZE].tolist()
@@ -203,11 +203,11 @@ def _base64(data: bytes) -> str:
 # --------------------------------------------------------------------------------------------------
 # Property strings in the metadata of a Parquet file
 #
-# The column is a map, which loses doubled separators, repeated keys, empty values and bytes that
-# are not UTF-8. An import must restore the string, so an export writes the strings of such rows
-# into the metadata of the Parquet file. Clients before 4.9.3 write a separator after the last
-# property too. If this separator is the only difference between a string and the encoded map, the
-# list contains a null in place of the string.
+# The column ``properties`` is a map. A map cannot represent doubled separators, repeated keys,
+# empty values and bytes that are not UTF-8. An import must restore the string, so an export writes
+# the strings of such rows into the metadata of the Parquet file. Clients before 4.9.3 write a
+# separator after the last property too. If this separator is the only difference between a string
+# and the encoded map, the list contains a null in place of the string.
 #
 #     metadata "logquarry.properties_string": base64 of an Arrow IPC stream (zstd) with the columns
 #         skip    uint32   rows of the file since the last listed row
@@ -249,7 +249,9 @@ class ExactProperties:
         self._rows += rows.num_rows
 
     def add_listed(self, listed: tuple[Int64, pa.Array] | None, count: int) -> None:
-        """Add ``count`` rows of another file. ``listed`` is :func:`read_exact` of this file."""
+        """Add ``count`` rows of another file. ``listed`` is the result of :func:`read_exact` for
+        the other file.
+        """
         if listed is not None and len(listed[0]):
             rows, values = listed
             self._list(rows + self._rows, values)
@@ -296,7 +298,9 @@ def read_exact(metadata: Mapping[bytes, bytes] | None) -> tuple[Int64, pa.Array]
 
 
 def exact_strings(exact: tuple[Int64, pa.Array], maps: pa.Array, first: int) -> pa.Array:
-    """Return the strings of rows from row ``first`` on; null for a row that is not listed."""
+    """Return the stored property string of each row in ``maps``, whose first row is row ``first``
+    of the file. The string is null for a row that is not in the list.
+    """
     rows, listed = exact
     begin, end = np.searchsorted(rows, [first, first + len(maps)]).tolist()
     values: list[bytes | None] = [None] * len(maps)

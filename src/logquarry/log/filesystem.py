@@ -54,7 +54,8 @@ class FileView(ABC):
     """One file, open for reading.
 
     Attributes:
-        is_mapped: whether a window is a view of a map; False if a window is a copy.
+        is_mapped: whether a window is a view of the memory-mapped file. If it is False, a window is
+            a copy of the bytes.
     """
 
     path: str
@@ -88,13 +89,15 @@ class FileView(ABC):
         return True
 
     def good_start(self, position: int) -> int:
-        """Return the lowest position from which all bytes up to ``position`` are known to be
+        """Return the start of the longest range that ends at ``position`` and is known to be
         readable.
         """
         return position
 
     def next_data(self, position: int) -> int:
-        """Return the first position from ``position`` on that can hold data, or ``size``."""
+        """Return the first position at or after ``position`` that can hold data; ``size`` if there
+        is none.
+        """
         return min(position, self.size)
 
 
@@ -128,9 +131,9 @@ class FileSystem(ABC):
         unreadable: maps the path of a file below the root to the unreadable ranges that were found
             in this file.
         dead_links: paths of links without a target, in the folders that were listed.
-        lost_names: None if :meth:`list` raises an error for a name whose entry the disk cannot
-            read. If this is a dict, :meth:`list` leaves the name out, and adds the path of the name
-            and the reason to the dict.
+        lost_names: if this is None, :meth:`list` raises an error when the disk cannot read the
+            entry of a name. If this is a dict, :meth:`list` leaves such a name out, and adds its
+            path and the reason to the dict.
     """
 
     root: str
@@ -266,7 +269,8 @@ class LocalFileSystem(FileSystem):
                 # store unreadable because of one foreign link.
                 return Entry(name.name, True, 0)
             if error.errno not in _GONE:
-                # The name exists, so a list without it would show a part of the store as missing.
+                # The name exists. If the list did not contain it, a part of the store would seem to
+                # be missing.
                 if self.lost_names is None:
                     raise self._unreadable(path, error) from error
                 self.lost_names[path] = f"{error.strerror} (errno {error.errno})"
@@ -341,7 +345,8 @@ class LocalFileSystem(FileSystem):
 
 
 class RestoredFileSystem(LocalFileSystem):
-    """A folder as it will be after missing files and folders get their names back.
+    """Shows a folder as it will be after missing files and folders are renamed to their former
+    names.
 
     Args:
         restored: maps the path of each missing file, or of each missing folder in the root, to its

@@ -227,7 +227,9 @@ class Follower:
         return self._by_kernel(window, stop)
 
     def _sound_to_java(self, window: Window, count: int) -> int:
-        """Count the frames at the start of the run that RocketMQ 4.9.3 certainly accepts."""
+        """Return how many frames RocketMQ 4.9.3 certainly accepts before the first frame that it
+        may reject.
+        """
         if not self._as_java:
             return count
         for number, position in enumerate(self._rows[:count, r.POSITION].tolist()):
@@ -292,8 +294,9 @@ class Follower:
 
 
 def _other_keys(window: Window, rows: Rows, keys: IndexKeys) -> tuple[Int64, Int64]:
-    # RocketMQ 3.1.3 indexed the KEYS of messages of types NOT and PREPARED, with raw hashes.
-    # RocketMQ 5.4 indexes UNIQ_KEY, KEYS and the tag of messages of every type except ROLLBACK.
+    # RocketMQ 3.1.3 indexed KEYS if the type of the message was NOT or PREPARED; the hashes were
+    # raw. RocketMQ 5.4 indexes UNIQ_KEY, KEYS and the tag, unless the type of the message is
+    # ROLLBACK.
     flags = columns.fixed_fields(window, rows, ["sys_flag"])["sys_flag"]
     kinds = flags & sys_flag.TRANSACTION_MASK
     is_3_1 = keys == "3.1"

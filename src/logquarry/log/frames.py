@@ -50,11 +50,11 @@ G = TypeVar("G", bound=Guess)
 def guided(
     reader: LogReader, guesses: Iterable[G], accept: Callable[[G], bool] = lambda _: True
 ) -> Iterator[Event | G]:
-    """Walk the whole log in order. If the walk reaches the start of a guess, yield the guess in
-    place of its frames.
+    """Walk the whole log in order. If the walk reaches the start of a guess, yield the guess, and
+    skip the frames in it.
 
     ``guesses`` must be in the order of the log. If ``accept`` returns False for a guess, the walk
-    reads the frames itself. No writer may have the store open.
+    reads the frames of the guess itself. No writer may have the store open.
     """
     position = reader.files.start
     for guess in guesses:
@@ -79,7 +79,7 @@ def guided(
 def _may_guess_behind(event: Event) -> bool:
     """Whether a new walk from the event's end would report the same events as the current walk.
 
-    If it would not, a guess must not replace the walk after this event.
+    If the events would differ, no guess may be used after this event.
     """
     if isinstance(event, DamagedSpan):
         return not (event.ends_log or event.is_tail)
@@ -174,8 +174,8 @@ def _whole_frames(
     """Count the frames at ``offsets`` that are completely in the window. Return this number and the
     window.
 
-    If the window does not contain even the frame at its start, the returned window is larger, so
-    that it contains this frame.
+    If even the first frame is not completely in the window, return a larger window that contains
+    this frame.
     """
     none = np.zeros(len(offsets), np.int32)
     _, codes = codec.check_places(window, offsets - window.base, none, check_crc=False)
@@ -210,7 +210,7 @@ def is_lost(run: Run) -> bool:
     start, length = run.start - run.base, run.end - run.start
     if view.reaches(start + length) and not view.unreadable:
         return False
-    # Call window() only for its effect: it adds lost pages to view.unreadable.
+    # This call of window() adds lost pages to view.unreadable. Its result is not needed.
     view.window(start, 1)
     if first_unreadable(view.unreadable, start, length) is None:
         return False

@@ -1,11 +1,12 @@
-"""Functions that all kernels use: for compilation, loads and stores, copies, CRC-32, UTF-8 and
-hashes.
+"""Functions that all kernels use: they compile kernels, load, store and copy bytes, compute CRC-32s
+and hashes, and check UTF-8.
 
 Numba has no unaligned big-endian load and no memcpy, so this module defines them as intrinsics,
-functions that generate LLVM code. Intrinsics get bare addresses: they do not keep a buffer alive,
-and check no bounds. So callers must hold a reference to the buffer, and check each index before the
-call. Numba does not cache a kernel that uses a ctypes function as a global, so kernels take the
-address of the CRC function as an argument.
+functions that generate LLVM code. The arguments of these intrinsics are plain memory addresses. An
+intrinsic does not keep the buffer at the address alive, and does not check its bounds. So callers
+must hold a reference to the buffer, and check each index before the call. Numba does not cache a
+kernel that reads a ctypes function from a global variable. Therefore kernels take the address of
+the CRC function as an argument.
 """
 
 from __future__ import annotations
@@ -175,8 +176,8 @@ Array = npt.NDArray[Any]
 
 
 def kernel(function: Any, *, nogil: bool = True) -> Any:
-    """Decorator: compile a function on its first call. The machine code is cached on the disk, and
-    with ``nogil`` runs without the GIL.
+    """Decorator: compile a function on its first call. Numba caches the machine code on the disk.
+    If ``nogil`` is true, the code does not hold the GIL while it runs.
     """
     made = njit(cache=True, nogil=nogil, error_model="numpy")(function)
     # If Ctrl-C interrupts numba while it loads a function, numba can load no other function in this
@@ -217,7 +218,7 @@ MAGIC_FIRST = frame.MAGIC_V1 >> 24
 
 @kernel
 def store_time_at(flags: int) -> int:
-    """Return the position of STORETIMESTAMP in a frame with this SYSFLAG."""
+    """Return the position of STORETIMESTAMP in a frame whose SYSFLAG is ``flags``."""
     return HEAD_SIZE + HOST_V4 + (HOST_EXTRA if flags & BORN_V6 else 0)
 
 
@@ -298,7 +299,8 @@ def is_plain(address: int, length: int) -> bool:
         # The last word overlaps the word before it.
         at = min(i, length - 8)
         word = load_raw64(address + at)
-        # In ASCII, the subtraction sets the high bit only in a NUL or in a byte after a NUL.
+        # If all bytes are ASCII, the subtraction sets the high bit only in a byte that is NUL or
+        # that follows a NUL.
         if (word | (word - np.uint64(0x0101010101010101))) & np.uint64(0x8080808080808080) != 0:
             return False
         i += 8

@@ -57,13 +57,13 @@ def measure_inner(
 ) -> tuple[int, int, int]:
     """For each frame, write to ``numbers`` (int64) the number of messages into which it is split.
 
-    The number is 0 for a frame that stays unchanged: it is no inner batch, its wire form is
-    damaged, or its messages would take more than ``limit`` bytes.
+    The number is 0 for a frame that stays unchanged. A frame stays unchanged if it is no inner
+    batch, if its wire form is damaged, or if its messages would take more than ``limit`` bytes.
 
     Returns the number of inner batches, the number of frames after the split, and the bytes of
-    these frames. The first number is -1 if an inner batch is compressed, because only the
-    pure-Python version can read such a batch. If there is no inner batch, all three numbers are 0,
-    and the kernel does not change ``numbers``.
+    these frames. The number of inner batches is -1 if an inner batch is compressed, because only
+    the pure-Python version can read such a batch. If there is no inner batch, all three returned
+    numbers are 0, and the kernel does not change ``numbers``.
     """
     any_inner = False
     for i in range(count):
@@ -141,8 +141,8 @@ def unwrap_frames(
             mem.copy_bytes(start, at, head)
             mem.copy_bytes(start + head, source, own)
             mem.copy_short(start + head + own, at + topic_start, topic_size)
-            # In both the wire form and the frame, the properties follow their length. So copy both
-            # at once.
+            # In the wire form and in the frame, the length of the properties precedes the
+            # properties. So copy the length and the properties at once.
             mem.copy_short(
                 start + head + own + topic_size, source + own, _LENGTH_SIZE + props_length
             )
@@ -318,11 +318,12 @@ def gather(
     out64: Array,
 ) -> None:
     """Copy 32-bit fields to ``out32`` (fields, n). Multiply 64-bit fields by a factor, and copy
-    them to ``out64``. If the factor of a field is not 1, the field's item in ``most`` limits the
-    values, so that no product exceeds 64 bits. A value above the limit is replaced by the limit,
-    and a value below the negative limit by the negative limit.
+    them to ``out64``. ``most`` contains a limit for each 64-bit field, so that no product exceeds
+    64 bits. If the factor is not 1, a value above the limit is replaced by the limit, and a value
+    below the negative limit is replaced by the negative limit.
 
-    One call reads all fields, so that each frame's head is fetched from memory only once.
+    One call copies all fields of a frame, because the processor then fetches the frame's head from
+    memory only once.
     """
     for i in range(count):
         place = address + rows[i, r.POSITION]
@@ -359,7 +360,9 @@ def spans_of(
 
 @kernel
 def topic_spans(address: int, rows: Array, count: int, starts: Array, lengths: Array) -> bool:
-    """Write start (in the window) and length of each topic. Return whether all topics are ASCII."""
+    """For each frame, write the start of the topic (counted from the window's start) and its
+    length. Return whether all topics are ASCII.
+    """
     ascii_only = True
     for i in range(count):
         start = rows[i, r.POSITION] + rows[i, r.TOPIC_AT]

@@ -1,4 +1,5 @@
-"""Kernels that write frames; reference: :meth:`logquarry.write.encode.MessageEncoder.frame`.
+"""Kernels that write frames. The pure-Python version is
+:meth:`logquarry.write.encode.MessageEncoder.frame`.
 
 Many messages share two parts of their frames: the head with hosts and SYSFLAG, and TOPICLEN with
 the topic. The caller makes these parts.
@@ -66,7 +67,8 @@ def encode_frames(
     queue_offsets: Array,
     store_times: Array,
 ) -> tuple[int, int]:
-    """Write the frames of messages from ``start`` on, until a frame does not fit.
+    """Write the frames of the messages from index ``start`` on. Stop before the first frame that
+    does not fit into the file.
 
     Returns the index of the first message that was not written, and the position after the last
     frame. The kernel writes each message's values to ``physical_offsets``, ``queue_offsets`` and
@@ -77,11 +79,12 @@ def encode_frames(
         heads: uint8 (heads, n).
         topics: uint8; each topic follows its length. Topic i ends at ``topic_ends[i + 1]``.
         address, end, base: address of the file's first byte in memory, end of the file, and
-            physical offset of its first byte.
+            physical offset of the file's first byte.
         now: store time of the messages in ms. If the earliest allowed store time of a message
-            (STORE_TIMESTAMP) is later, this message and all following messages get that time.
-        next_offsets: next queue offset of each queue; the kernel raises it by one for each message
-            that takes a new queue offset.
+            (STORE_TIMESTAMP) is later than ``now``, this message and the messages after it get the
+            later time.
+        next_offsets: next queue offset of each queue; the kernel adds 1 to the offset for each
+            message that takes a new queue offset.
     """
     heads_at, widest, topics_at = heads.ctypes.data, heads.shape[1], topics.ctypes.data
     for i in range(start, stop):
@@ -184,8 +187,8 @@ def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int
 
 @kernel
 def intern_spans(at: Array, lengths: Array, table: Array, found: Array, ids: Array) -> int:
-    """Give each distinct byte string a number, like :func:`intern_numbers`. All strings of length
-    -1 (no string) get the same number.
+    """Give each distinct byte string a number, like :func:`intern_numbers`. The length -1 means
+    that there is no string. All elements without a string get the same number.
 
     ``found`` (int64) gets the index at which each distinct byte string occurs first.
     """
@@ -247,8 +250,8 @@ def batch_frames(
 ) -> tuple[int, int, int]:
     """Write the frames of the messages in a wire form, or only compute their sizes.
 
-    Returns the number of frames, their bytes, and the bytes of their bodies. The number of frames
-    is -1 if the pure-Python version would refuse the batch.
+    Returns the number of frames, the total size of the frames in bytes, and the total size of their
+    bodies in bytes. The number of frames is -1 if the pure-Python version would refuse the batch.
 
     Args:
         topic, shared: uint8; TOPICLEN with the topic, and the properties of the batch.
@@ -336,10 +339,10 @@ def place_staged(
     """Copy staged frames (:mod:`logquarry.format.put_frames`) into a file of the log, and set the
     fields that depend on their place: offsets and store time.
 
-    ``source`` is the address of the staged frames. The kernel copies no further frame once it has
-    copied ``most`` bytes or more. ``next_offsets`` has the next queue offset of each queue. The
-    kernel adds the number of messages of each queue to row 0 of ``placed``, and their bytes to row
-    1.
+    ``source`` is the address of the staged frames. When the kernel has copied ``most`` or more
+    bytes, it stops. ``next_offsets`` has the next queue offset of each queue. For each queue, the
+    kernel adds the number of the copied frames to row 0 of ``placed``, and the size of these frames
+    to row 1.
 
     Returns the end of the copied frames among the staged frames, the end of their copies in the
     file, the number of copied frames, and the reason why the copy ended.
@@ -384,8 +387,9 @@ def same_staged(
     """Compare the staged frames from ``start`` on with the frames in a file of the log from
     ``position`` on, and count the equal frames before the first difference.
 
-    Returns the end of the equal frames among the staged frames, their end in the file, and their
-    number. ``end`` is the end of the file's written bytes.
+    Returns the position after the last equal frame among the staged frames, the position after it
+    in the file, and the number of equal frames. ``end`` is the position after the last written byte
+    of the file.
     """
     count = 0
     while stop - start >= mem.FIXED_V1 and end - position >= mem.FIXED_V1:

@@ -1,11 +1,13 @@
-"""The kernels of the dispatcher: :func:`follow` reads the log, and the others write the entries of
-queues and index, and check the chains of an index file (a chain links the entries of one slot).
+"""The kernels of the dispatcher. The kernel :func:`follow` reads the log. Other kernels write the
+entries of queues and of the index. :func:`check_chains` checks the chains of an index file, which
+link the entries of each slot.
 
 :func:`follow` checks and decodes each frame in one pass. The kernel cannot decode two kinds of
 frames: frames whose text is not UTF-8, and frames of the schedule topic whose DELAY is not one to
 nine digits. The kernel only counts such frames, and the caller decodes them with the pure-Python
-version (the reference). With ``as_java``, :func:`follow` must give the same results as RocketMQ's
-recovery. So :func:`follow` then stops at a sound frame that Java might not accept as a message.
+version (the reference). If ``as_java`` is true, the result of :func:`follow` must be the same as
+that of RocketMQ's recovery. Therefore :func:`follow` then stops at a sound frame if Java might not
+accept it as a message.
 """
 
 from __future__ import annotations
@@ -293,10 +295,11 @@ def check_chains(
     kernel finds this number in the entries, not in the slots. Entries have numbers from 1 on; 0
     means no entry.
 
-    Returns how many entries have a wrong pointer, the index of the first such entry (from 0), and
-    the number of the entry to which its pointer should point; then how many slots have a wrong
-    pointer, and the index of the first such slot. If no entry has a wrong pointer, the index and
-    the number of the entry are -1. If no slot has a wrong pointer, the index of the slot is -1.
+    Returns five numbers. The first three are the number of entries with a wrong pointer, the index
+    of the first such entry (from 0), and the number of the entry to which its pointer should point.
+    The last two are the number of slots with a wrong pointer, and the index of the first such slot.
+    If no entry has a wrong pointer, the second and the third number are -1. If no slot has a wrong
+    pointer, the last number is -1.
     """
     wrong = wrong_slots = 0
     first = expected = first_slot = -1
@@ -328,10 +331,10 @@ def group_units(
 ) -> None:
     """Group the entries of some frames by queue.
 
-    The kernel writes the entries of one queue after the other. ``ends`` (int64, queues + 1) gets 0,
-    and then for each queue the end of its entries in the other three arrays. For each entry,
-    ``which`` gets the index of the frame, ``offsets`` gets the queue offset, and ``units`` (uint8)
-    gets the 20 bytes.
+    In the output arrays, all entries of a queue follow each other. The first item of ``ends``
+    (int64, queues + 1) becomes 0. For each queue, the next item becomes the end of the queue's
+    entries in the other three arrays. For each entry, ``which`` gets the index of the frame,
+    ``offsets`` gets the queue offset, and ``units`` (uint8) gets the 20 bytes.
     """
     for queue in range(queue_count + 1):
         ends[queue] = 0
@@ -380,8 +383,8 @@ def put_index_keys(
     offsets: Array,
     times: Array,
 ) -> int:
-    """Put keys into an index file (``IndexFile.putKey``). Return the number of slots that were
-    empty before.
+    """Put keys into an index file (``IndexFile.putKey``). Return how many slots were empty before
+    the call and now have an entry.
 
     ``slots_at`` is the address of the first slot. ``entry_at`` is the address of the first new
     entry, and ``number`` is the number of this entry. The time in an entry is in seconds since

@@ -118,7 +118,7 @@ def get_frames(
     Args:
         units: address of ``count`` queue entries; ``count`` must be at least 1.
         memory_start: messages from this physical offset on are assumed to be in memory. For
-            messages before it, the limits for messages on disk apply.
+            messages at lower offsets, the limits for messages on disk apply.
         wanted: address of the tags that the consumer requests; 0 for all tags.
         room: number of bytes that ``scratch`` can hold.
     """

@@ -264,8 +264,8 @@ _SPACE = ord(props.KEY_SEPARATOR)
 
 @kernel
 def _add_hash(value: int, raw: bool, frame: int, hashes: Array, numbers: Array, used: int) -> int:
-    """Append the hash of a key of a frame. Without ``raw``, append ``java.positive_hash_code`` of
-    the hash. Return the new number of hashes.
+    """Append the hash of one key. If ``raw`` is false, first make the hash positive, as
+    ``java.positive_hash_code`` does. Return the new number of hashes.
     """
     if not raw:
         value = abs(value)
@@ -288,7 +288,9 @@ def hash_keys(
     numbers: Array,
     used: int,
 ) -> int:
-    """Append the hashes of a frame's UNIQ_KEY and words in KEYS. Return the number of hashes."""
+    """Append the hash of a frame's UNIQ_KEY, and the hash of each word in its KEYS. Return the new
+    number of hashes.
+    """
     if uniq_length > 0:
         value = mem.java_hash_on(prefix, uniq, uniq_length)
         used = _add_hash(value, raw, frame, hashes, numbers, used)
@@ -321,8 +323,9 @@ def index_keys(
 
     Args:
         starts, lengths: int32 (4, n), filled by :func:`parse_properties`.
-        prefixes, tag_prefixes: int64; for each frame, the hash of the text ``<topic>#``, and of
-            ``<topic>#T#``. If ``tag_prefixes`` is empty, tags are not hashed.
+        prefixes, tag_prefixes: int64; for each frame, ``prefixes`` has the hash of the text
+            ``<topic>#``, and ``tag_prefixes`` has the hash of ``<topic>#T#``. If ``tag_prefixes``
+            is empty, tags are not hashed.
     """
     used = 0
     for i in range(count):
@@ -411,8 +414,8 @@ def property_strings(
         keys_length, tags_length: length of KEYS and TAGS; -1 if absent.
         out: address of memory for all strings. ``out_at`` and ``out_length`` get the address and
             the length of each string.
-        odd: set to 1 for each message that the encoder of single puts must encode, because the
-            message has DELAY or a similar property, a repeated name, or a name without a value.
+        odd: set to 1 for each message that has DELAY or a similar property, a repeated name, or a
+            name without a value. The encoder of single puts must encode such messages.
     """
     for i in range(count):
         start = out
@@ -458,10 +461,10 @@ def property_strings(
 
 @kernel
 def look_into(count: int, at: Array, lengths: Array, odd: Array) -> None:
-    """Mark the property strings that contain a property that makes the store change the message
-    (``message_rules.looked_at``).
+    """Set ``odd`` to 1 for each string that contains a property because of which the store changes
+    the message (``message_rules.looked_at``).
 
-    WAIT=true is not marked, because it is the default.
+    WAIT=true is the default, so this property does not count.
     """
     for i in range(count):
         start = at[i]

@@ -1,5 +1,5 @@
-"""The kernels that read the log frame by frame (a walk), and that search for the next sound frame
-after damage (resync).
+"""The kernels of a walk and of a resync. A walk reads the log frame by frame. A resync searches for
+the next sound frame after damage.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def check_frame(
     its row to ``row``.
 
     ``address`` is the address of the window, the part of the log that can be read; ``window`` is
-    its length. ``base`` is the physical offset of the window's first byte. ``end`` is the end of
-    the log file, counted from the start of the window, and is at least ``window``. Returns
+    its length. ``base`` is the physical offset of the window's first byte. ``end`` is the distance
+    from the start of the window to the end of the log file; it is at least ``window``. Returns
     REACHED_STOP for a sound frame, else another code.
     """
     left = end - position
@@ -143,8 +143,8 @@ def walk(
     :func:`check_frame` for the first arguments.
 
     The walk ends before a frame that starts at or after ``stop``, at bytes that are not a sound
-    frame, or when ``rows`` is full. With ``has_heads``, a frame may follow the
-    head of a DLedger entry. Returns the number of frames, the position after them, and a code.
+    frame, or when ``rows`` is full. If ``has_heads`` is true, the head of a DLedger entry may
+    precede a frame. Returns the number of frames, the position after them, and a code.
     """
     count = 0
     asked = position
