@@ -354,6 +354,17 @@ def _read(layout: StoreLayout, table: ConfigTable, level: int) -> Any:
 
 
 def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
+    """Call :func:`require_settings`, but only log a warning if the file cannot be written."""
+    try:
+        require_settings(disk, root, config)
+    except StoreUnavailable as error:
+        # The store stays usable without this file: readers infer most settings from the store's
+        # other files.
+        disk.health.require_writable()
+        logger.warning("the settings of the store are not recorded: %s", error)
+
+
+def require_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
     """Write the settings of a store to its settings file, unless the file already has these
     settings. All file sizes in ``config`` must be known.
     """
@@ -363,10 +374,4 @@ def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
             return
     except OSError:
         pass
-    try:
-        disk.replace(path, data)
-    except StoreUnavailable as error:
-        # The store stays usable without this file: readers infer most settings from the store's
-        # other files.
-        disk.health.require_writable()
-        logger.warning("the settings of the store are not recorded: %s", error)
+    disk.replace(path, data)

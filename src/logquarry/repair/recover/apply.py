@@ -23,6 +23,7 @@ import numpy as np
 
 from logquarry.arguments import Progress
 from logquarry.dialect31.state_table import make_units
+from logquarry.disk.config_file import require_settings
 from logquarry.disk.disk import Disk, free_path
 from logquarry.disk.folders import AbortFile
 from logquarry.disk.log_files import log_paths, open_log
@@ -146,6 +147,9 @@ class _Work:
     def _mend(self, checkpoint: CheckpointFile, durable_until: int) -> None:
         if self._plan.steps or self._plan.damage:
             disk_json(self._disk, quarantine(self._root) / REPORT, self._plan.to_json())
+            # If this recovery moves all files of the index or of the queues, and is then
+            # interrupted, only this record shows the next recovery the sizes of new files.
+            require_settings(self._disk, self._root, self._config)
         self._find_mendings()
         log = self._mend_log()
         try:

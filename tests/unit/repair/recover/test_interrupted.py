@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from logquarry.disk.disk import Disk
 from logquarry.repair.recover.apply import disk_json
 from logquarry.store.message_store import StoreWriter
 from tests.helpers.failing_disk import StoppedDisk
+from tests.helpers.files import overwrite
 from tests.helpers.small_store import NOW, config, opened
 
 COUNT = 20
@@ -186,3 +188,37 @@ def test_a_folder_whose_name_is_no_utf8_is_told(tmp_path: Path) -> None:
     document = {"file": os.fsdecode(b"consumequeue/\xff\xfe/0")}
     disk_json(Disk(), path, document)
     assert json.loads(path.read_bytes()) == document
+
+
+def test_a_second_recovery_knows_the_sizes_of_files_that_the_first_one_moved(
+    tmp_path: Path,
+) -> None:
+    """RocketMQ's sizes instead would give an index file 420 MB, and a broker would not start with
+    queue files of another size.
+    """
+    root = tmp_path / "crashed"
+    with opened(root) as store:
+        for number in range(COUNT):
+            store.put(lq.Message("t", b"body %d" % number, keys=f"k{number}"))
+    shutil.rmtree(root / ".logquarry")
+    (root / "abort").touch()
+    times = struct.unpack_from(">3q", (root / "checkpoint").read_bytes())
+    overwrite(root / "checkpoint", 0, struct.pack(">3q", *(time - 60_000 for time in times)))
+    queue = root / "consumequeue" / "t" / "0" / f"{0:020d}"
+    # The first entry points into the middle of a message, so the recovery replaces the file.
+    overwrite(queue, 0, struct.pack(">q", 7))
+    sizes = {"index": 40 + 50 * 4 + 200 * 20, "consumequeue": 400}
+    counted = StoppedDisk()
+    shutil.copytree(root, tmp_path / "whole")
+    plan = lq.recover(tmp_path / "whole", apply=True, disk=counted)
+    assert {Path(step.file).parts[0] for step in plan.steps} >= sizes.keys()
+    for number in counted.stops:
+        copy = tmp_path / "copy"
+        shutil.copytree(root, copy)
+        with pytest.raises(KeyboardInterrupt):
+            lq.recover(copy, apply=True, disk=StoppedDisk(number))
+        lq.recover(copy, apply=True)
+        for part, size in sizes.items():
+            files = [path for path in (copy / part).rglob("*") if path.is_file()]
+            assert {path.stat().st_size for path in files} == {size}, counted.order[number]
+        shutil.rmtree(copy)
