@@ -54,8 +54,7 @@ class FileView(ABC):
     """One file, open for reading.
 
     Attributes:
-        is_mapped: whether a window is a view of the memory-mapped file. If it is False, a window is
-            a copy of the bytes.
+        is_mapped: whether a window is a view of the memory-mapped file, and not a copy.
     """
 
     path: str
@@ -95,9 +94,7 @@ class FileView(ABC):
         return position
 
     def next_data(self, position: int) -> int:
-        """Return the first position at or after ``position`` that can hold data; ``size`` if there
-        is none.
-        """
+        """Return the first position >= ``position`` that can hold data; ``size`` if none can."""
         return min(position, self.size)
 
 
@@ -269,8 +266,7 @@ class LocalFileSystem(FileSystem):
                 # store unreadable because of one foreign link.
                 return Entry(name.name, True, 0)
             if error.errno not in _GONE:
-                # The name exists. If the list did not contain it, a part of the store would seem to
-                # be missing.
+                # Without this name, a part of the store would seem to be missing.
                 if self.lost_names is None:
                     raise self._unreadable(path, error) from error
                 self.lost_names[path] = f"{error.strerror} (errno {error.errno})"
@@ -345,8 +341,7 @@ class LocalFileSystem(FileSystem):
 
 
 class RestoredFileSystem(LocalFileSystem):
-    """Shows a folder as it will be after missing files and folders are renamed to their former
-    names.
+    """Shows a folder as it will be after missing files and folders have their old names back.
 
     Args:
         restored: maps the path of each missing file, or of each missing folder in the root, to its
