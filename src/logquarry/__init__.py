@@ -21,8 +21,8 @@
 
 Import these three packages separately: `logquarry.replication`, `logquarry.spark` and
 `logquarry.testing`. `logquarry.testing` contains a disk that injects faults, and a model of a
-store, for your own tests. ``import logquarry`` loads little: the package imports each of its names
-when you first use the name.
+store, for your own tests. ``import logquarry`` is fast, because the package imports each of its
+names only when you first use the name.
 """
 
 import os
@@ -166,8 +166,8 @@ def __getattr__(name: str) -> "Any":
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(home), name)
-    # Store the name, so that later uses do not call __getattr__ again: the call takes longer than a
-    # put.
+    # Store the name as a global, so that its later uses do not call __getattr__. Such a call would
+    # take longer than a put.
     globals()[name] = found
     return found
 

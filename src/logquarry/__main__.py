@@ -5,8 +5,8 @@ import os
 try:
     from logquarry.cli import interrupts
 except KeyboardInterrupt:
-    # Ctrl-C arrived during the import above, before the command line could handle it. To keep the
-    # time before the handling short, the module `interrupts` is imported before all others.
+    # Ctrl-C arrived during the import above, before the command line could handle it. To keep this
+    # time short, the module `interrupts` is imported before all others.
     os.write(2, b"error: interrupted\n")
     os._exit(130)
 

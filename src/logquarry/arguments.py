@@ -191,7 +191,7 @@ def names(value: object, field: str) -> list[str]:
 
 
 def is_iterable(value: object) -> TypeGuard[Iterable[object]]:
-    """Return whether a value is iterable. A NumPy array without dimensions is not."""
+    """Return whether a value is iterable. A NumPy array without dimensions is not iterable."""
     return isinstance(value, Iterable) and getattr(value, "shape", None) != ()
 
 
@@ -206,7 +206,7 @@ def keys(value: object, field: str = "keys") -> str | None:
 
     Raises:
         UsageError: if a word of a sequence is empty or contains a space. RocketMQ splits KEYS at
-            spaces, so it would then index different words.
+            spaces, so it would index other words than the caller passed.
     """
     if isinstance(value, str):
         return text(value, field)

@@ -1,4 +1,5 @@
-"""The list of the compiled modules, and the environment variable that runs all of them interpreted.
+"""The list of the compiled modules, and the environment variable that makes all of them run
+interpreted.
 
 ``hatch_build.py`` compiles the modules in :data:`MODULES` with the C types in the ``.pxd`` file
 beside each module. If the C compiler or Python's headers are missing, or with
@@ -44,7 +45,7 @@ _NAMES: Final = frozenset(f"logquarry.{name}" for name in MODULES)
 
 
 class _Sources:
-    """An import finder that prefers the Python source of a module to its compiled file."""
+    """An import finder that loads the Python source of a module, even if a compiled file exists."""
 
     @staticmethod
     def find_spec(

@@ -454,7 +454,7 @@ def _text(name: str, value: Any, convert: Callable[[Any], str] = repr) -> str:
     try:
         return convert(value)
     except ValueError:
-        # Python converts no int with more than 4,300 digits.
+        # Python refuses to convert an int with more than 4,300 digits to text.
         raise UsageError(f"{name} does not take so large a number") from None
 
 

@@ -26,8 +26,9 @@
                 ├── MisnamedFile  a log file whose frames contradict its name
                 └── UnreadableFile  a file with bytes that the disk does not deliver
 
-A call that raises an exception has not completed its work. Outcomes of normal work (an offset after
-the end of a queue, a torn tail) are return values, not exceptions.
+A call that raises an exception has not completed its work. A result that can occur in normal work,
+such as an offset after the end of a queue, or a torn tail, is a return value instead of an
+exception.
 """
 
 from __future__ import annotations
@@ -60,14 +61,18 @@ _OF_WRITES: Final = _OF_READS | {
 
 
 def write_reason(error: OSError) -> str:
-    """Return why a write, a sync or another change failed, and, if it is known, the next step."""
+    """Return why a write, a sync or another change failed, and what the user can do next, if this
+    is known.
+    """
     step = _OF_WRITES.get(error.errno or 0)
     reason = error.strerror or str(error)
     return reason if step is None else f"{reason}: {step}"
 
 
 def reason_of(error: OSError) -> str:
-    """Return why a system call failed. If the disk does not cause the error, add the next step."""
+    """Return why a system call failed. If the disk is not the cause, the text also says what the
+    user can do next.
+    """
     step = _OF_READS.get(error.errno or 0)
     reason = error.strerror or str(error)
     return reason if step is None else f"{reason}: {step}"

@@ -77,9 +77,9 @@ PEERS: Final = {"lmdb": _lmdb, "rocksdict": _rocksdict, "sqlite3": _sqlite3}
 def prime(folder: Path, gib: int) -> None:
     """Write a file of ``gib`` GiB and remove it, so that the memory pages that it used are free.
 
-    In a virtual machine, the host may have to provide a page first, and this takes up to ten times
-    as long as the use of a free page. A host may also take back pages that were free for a second
-    or two, so call this function just before the measurement.
+    In a virtual machine, the host may have to provide a page first, and a program then waits up to
+    ten times as long for the page as for a free page. A host may also take back pages that were
+    free for a second or two, so call this function just before the measurement.
     """
     if not gib:
         return

@@ -91,8 +91,7 @@ def bench_scan(
 ) -> dict[str, Timing]:
     """Measure all kinds of scans several times, and return the fastest scan of each kind.
 
-    Each round runs every kind once, so that all kinds are affected if the machine is slow for a
-    while.
+    Each round measures every kind once. If the machine is slow for a while, this affects all kinds.
     """
     layout = StoreLayout.open(store)
     best: dict[str, Timing] = {}

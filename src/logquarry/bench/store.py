@@ -281,7 +281,8 @@ class Bench:
             "seconds": seconds,
             "messages_per_s": count / seconds,
             "bytes_per_s": size / seconds,
-            # Measure the processor time of the putting thread: other programs do not affect it.
+            # Measure the processor time of the thread that puts, because other programs do not
+            # affect it.
             **({"cpu_us_per_message": used / count * 1e6} if load.threads == 1 else {}),
             "seconds_until_dispatched": dispatched,
             "messages_per_s_until_dispatched": count / dispatched,
@@ -323,8 +324,8 @@ class Bench:
         }
 
     def timed_consumer(self) -> dict[str, float]:
-        """Consume all messages in one thread, three times, each time as another group. Return the
-        result of the fastest pass.
+        """Consume all messages in one thread, three times, each time under the name of a new
+        consumer group. Return the result of the fastest pass.
         """
         topics = sorted(topic for topic in self._store.topics if topic.startswith("BenchTopic"))
         best, cpu, count = math.inf, math.inf, 0

@@ -216,7 +216,7 @@ class AccessControl:
         return account
 
     def admit(self, command: RemotingCommand, fields: Mapping[str, Any]) -> Account | None:
-        """Check a request's account, and return the account; None if the request needs none."""
+        """Check and return the account of a request. Return None if it needs no account."""
         code = command.code
         try:
             account = self.authenticate(command)

@@ -98,7 +98,9 @@ class Queries(Part):
 
     @answers(RequestCode.QUERY_CONSUME_QUEUE)
     async def queue_entries(self, request: Request) -> None:
-        """Answer with entries of a queue, and whether a group's subscription matches their tags."""
+        """Answer with entries of a queue. For each, tell whether a group's subscription matches its
+        tags.
+        """
         core, fields = self._core, request.fields
         topic, queue_id = fields["topic"], fields["queueId"]
         first, end, entries = await core.slow(
@@ -410,9 +412,7 @@ class Admin(Part):
 
     @answers(RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY)
     async def forward(self, request: Request) -> None:
-        """Forward a request to a consumer: a request for its state, or a request to consume one
-        message.
-        """
+        """Forward to a consumer a request for its state, or a request to consume one message."""
         fields = request.fields
         group, client_id = fields["consumerGroup"], fields["clientId"]
         client = self._core.clients.consumer(group, client_id)
@@ -424,7 +424,7 @@ class Admin(Part):
         if request.command.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
             job = partial(self._core.store.message_by_id, fields["msgId"])
             body = frames_of((await self._core.slow(job),))
-        # Requests that a consumer does not answer must not fill the memory.
+        # Limit the requests that a consumer has not answered, so that they do not fill the memory.
         size = len(body) + sum(map(len, header.values()))
         if self._forwarded_bytes + size > self._core.options.most_waiting_bytes:
             raise Refused(BUSY, ResponseCode.SYSTEM_BUSY)
@@ -475,7 +475,7 @@ def _queue_stats(core: Core, topic: TopicConfig) -> list[tuple[dict[str, Any], d
 
 
 def _offsets_to_reset(core: Core, topic: TopicConfig, fields: Mapping[str, Any]) -> dict[int, int]:
-    """Return queue id -> new offset, for the queue that the request names, or for all queues."""
+    """Return the new offset by queue id, for the queue that the request names or for all queues."""
     queue_id, offset, timestamp = fields["queueId"], fields["offset"], fields["timestamp"]
     if queue_id is None or queue_id < 0:
         return {one: _offset_at(core, topic, one, timestamp) for one in range(topic.read_queues)}

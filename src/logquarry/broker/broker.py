@@ -437,8 +437,8 @@ def _ends(store: MessageStore, keys: list[tuple[str, int]]) -> dict[tuple[str, i
     for topic, queue_id in keys:
         try:
             end = store.queue_offsets(topic, queue_id).max
-            # A get at the known end makes the store list the queue's files again, and so find new
-            # entries.
+            # If a get starts at the known end, the store lists the queue's files again, and finds
+            # new entries.
             found[topic, queue_id] = store.get(topic, queue_id, end, 1).max_offset
         except (StoreError, OSError) as error:
             _problems.warning("%s: topic %s, queue %d: %s", store.root, topic, queue_id, error)
@@ -465,8 +465,8 @@ def background(
     """Run a broker in a thread while a ``with`` block runs.
 
     The arguments are those of :class:`Broker`. Other threads may use only these attributes of the
-    broker: ``name_server``, ``address``, ``store``. In a forked child process the broker does not
-    run, and the end of the block does nothing.
+    broker: ``name_server``, ``address``, ``store``. If the process forks inside the block, the
+    broker does not run in the child process, and the end of the block does nothing there.
     """
     process = os.getpid()
     loop = new_event_loop()

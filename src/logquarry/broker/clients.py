@@ -320,7 +320,7 @@ class Clients:
 
 
 def objects(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """Return the JSON objects in a list of the document; other values in the list are ignored."""
+    """Return the JSON objects in a list of the document, without the list's other values."""
     found = document.get(name)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 

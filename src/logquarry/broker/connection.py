@@ -271,8 +271,8 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------ requests
     def _work(self) -> None:
         if self._is_working:
-            # A handler, called by the loop below, has answered a request. The loop will start the
-            # next one.
+            # The loop below called the handler that has answered this request. The loop itself will
+            # start the next request.
             return
         self._is_working = True
         backlog = self._backlog
@@ -358,7 +358,8 @@ class Connection(asyncio.Protocol):
     def _flush(self) -> None:
         transport = self._transport
         if self._out and transport is not None and not transport.is_closing():
-            # The first call records how much of the last flush the client has read.
+            # This first call of note() records how many bytes of the last flush the client has
+            # read.
             note = self._server.unread_answers.note
             note(self, self.unread())
             data = b"".join(self._out)
@@ -370,7 +371,7 @@ class Connection(asyncio.Protocol):
         self._out_bytes = 0
 
     def unread(self) -> int:
-        """Return how many bytes of answers the client has not read yet."""
+        """Return the number of bytes of answers that the client has not read yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     # -------------------------------------------------------------------- requests of the broker

@@ -255,7 +255,7 @@ class Progress(Part):
 
     @answers(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
     def subscription(self, request: Request) -> None:
-        """Answer with a group's subscription to a topic, if its consumers are connected."""
+        """Answer with a group's subscription to a topic, if the group has connected consumers."""
         group, topic = request.fields["group"], request.fields["topic"]
         document: dict[str, Any] = {"group": group, "topic": topic}
         online = self._core.clients.consumers.get(group)

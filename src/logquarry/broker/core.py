@@ -65,8 +65,8 @@ class Mailbox(Generic[T]):
                 self._items.clear()
 
     def _deliver(self) -> None:
-        # Reset the flag before the items are taken: if an item is added after this line, the loop
-        # must be woken again.
+        # Reset the flag before taking the items, because an item that is added later must wake the
+        # loop again.
         self._is_waking = False
         items = self._items
         for _ in range(len(items)):
@@ -112,7 +112,7 @@ class Lane:
             self._new = []
 
     async def run(self, job: Callable[[], T]) -> T:
-        """Add a job, even if too many jobs wait; return the result when the job is done."""
+        """Add a job, even if too many jobs wait. Wait for the job, and return its result."""
         future: asyncio.Future[T] = self._loop.create_future()
 
         def done(result: Any, error: BaseException | None) -> None:
@@ -239,8 +239,9 @@ class Core:
         Raise Refused if the topic lacks a permission or has no such queue.
         """
         topic = self.require_topic(name, permission)
-        # Except for READ, allow all queues that can be read or written: if write_queues was
-        # reduced, the removed queues can still have messages and offsets.
+        # For READ, allow only the queues that can be read; for the other permissions, also those
+        # that can be written. If write_queues was reduced, the removed queues can still have
+        # messages and offsets.
         count = topic.read_queues if permission == READ else max(topic[1:3])
         if not 0 <= queue_id < count:
             raise Refused(
@@ -292,8 +293,9 @@ class Core:
     async def reply_large(self, request: Request, make: Callable[[], str]) -> None:
         """Answer with a text that takes long to make; the thread for slow calls makes it.
 
-        As in Java, a surrogate without its pair becomes a question mark. The thread makes one such
-        answer at a time, and none for a client that does not read its earlier answers.
+        As in Java, a surrogate without its pair becomes a question mark. The thread makes only one
+        such answer at a time. It makes no answer for a client that does not read its earlier
+        answers.
         """
         connection = request.connection
         while connection.is_open:
@@ -330,7 +332,7 @@ class Part:
         self._core = core
 
     def handlers(self) -> dict[int, Handler]:
-        """Return request code -> handler, for the requests that this part answers."""
+        """Return the handlers of the requests that this part answers, by request code."""
         return {
             code: getattr(self, name)
             for name, method in vars(type(self)).items()
@@ -380,7 +382,7 @@ class Port:
         self._backlog = min(_BACKLOG, file_limit() // 32 + 1)
 
     async def listen(self, port: int, option: str) -> None:
-        """Listen on a port; 0 for a port that the system chooses."""
+        """Listen on a port. If it is 0, the system chooses a port."""
         options = self._core.options
         try:
             sockets = await asyncio.to_thread(_bound_at_one_port, options.host, port)

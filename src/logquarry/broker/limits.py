@@ -92,7 +92,7 @@ class UnreadAnswers:
         self._total = 0
 
     def note(self, sender: Sender, count: int) -> None:
-        """Record the unread bytes of a connection.
+        """Record how many bytes the client of a connection has not read yet.
 
         If all connections together have too many unread bytes, close the connections whose clients
         have read nothing for the longest time.
@@ -148,7 +148,7 @@ def _open_files() -> int:
     """Count the open files of this process.
 
     Before Linux 6.2, and on other systems, the result is the lowest free number. This result is too
-    low if a file was closed while files with higher numbers stay open.
+    low if a file was closed and files with higher numbers are still open.
     """
     # From Linux 6.2 on, the size of this folder is the number of open files; before, it is 0. To
     # count the folder's entries would take milliseconds if thousands of files are open.
@@ -160,7 +160,9 @@ def _open_files() -> int:
 
 
 def _next_number() -> int:
-    """Return the number that the next opened file would get; the limit if no file can be opened."""
+    """Return the number that the next opened file would get. If no file can be opened, return the
+    limit.
+    """
     try:
         descriptor = os.open(os.devnull, os.O_RDONLY)
     except OSError:
@@ -227,8 +229,8 @@ class NewQueues:
             self._awaited.pop(key, None)
 
     def rolled_back(self, half: Mapping[str, str]) -> None:
-        """Record that a transaction was rolled back. ``half`` has the properties of its half
-        message, which name the queue of a commit.
+        """Record that a transaction was rolled back. ``half`` has the properties of the half
+        message. They name the queue to which a commit would have put the message.
         """
         queue_id = props.parse_int(half.get(props.REAL_QUEUE_ID, ""))
         if queue_id is not None:

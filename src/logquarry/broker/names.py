@@ -101,7 +101,9 @@ class Names(Part):
 
     @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
     def system_topics(self, request: Request) -> None:
-        """Answer with the names of cluster and broker: RocketMQ has topics with these names."""
+        """Answer with the cluster's name and the broker's name, because RocketMQ has a system topic
+        for each of these two names.
+        """
         core = self._core
         names = [core.options.cluster, core.options.name]
         document = {"brokerAddr": core.address, "topicList": names}
@@ -209,7 +211,8 @@ class KeyValues(Part):
         return {name: dict(values) for name, values in (await self._namespaces()).items()}
 
     async def _save(self, changed: Namespaces) -> None:
-        # Save first: if the save fails, the settings in memory still match the file.
+        # Save the file before the settings in memory change. If the save fails, the settings in
+        # memory are still those of the file.
         await self._core.slow(lambda: self._file.save(changed))
         self._found = changed
 

@@ -87,8 +87,8 @@ class Pull:
         deadline: time on the event loop's clock until which the pull may be held; 0 if it must not
             be held.
         has_moved: whether ``offset`` was moved past messages that the filter excludes.
-        awaited: the known end of the queue, if the last read did not reach this end, so that the
-            broker reads again; otherwise -1.
+        awaited: the known end of the queue if the last read did not reach it (the broker then reads
+            again); otherwise -1.
     """
 
     request: Request
@@ -127,14 +127,16 @@ class Pull:
         return not any(may_match(code, self._codes) for code in codes)
 
     def skip(self, after: int, now: float) -> None:
-        """Move the offset past messages that the filter excludes, and limit the time of holding."""
+        """Move the offset past messages that the filter excludes, and limit how long the pull is
+        held.
+        """
         self.offset = after
         self.has_moved = True
         self.deadline = min(self.deadline, now + _EXCLUDED_SECONDS)
 
 
 class Pulling(Part):
-    """Answers pulls. Holds a pull while there is no message for it."""
+    """Answers pulls, and holds a pull while there is no message for it."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -406,8 +408,8 @@ class Pulling(Part):
         """Record the end of a queue. If the end has changed, read the queue for the held pulls."""
         first, known = self._ends.get(key, (0, 0))
         if end < known:
-            # The end is lower than before. For example, the process that writes the store has
-            # deleted the topic and created it again, or has truncated the log.
+            # The queue's end is lower than before. For example, the process that writes the store
+            # has deleted the topic and created it again, or has truncated the log.
             self._ends[key] = min(first, end), end
         if end != known:
             self.arrived(key, end)
@@ -422,7 +424,7 @@ class Pulling(Part):
             del self._ends[key]
 
     def close(self) -> None:
-        """Answer all held pulls. From now on, hold no pulls."""
+        """Answer all held pulls. Hold no pulls after this call."""
         self._is_closing = True
         if self._core.writer is not None:
             self._core.writer.remove_arrival_listener(self._arrivals.post)

@@ -244,7 +244,7 @@ class Sending(Part):
     ) -> Message:
         """Make a message from a request.
 
-        ``body`` is None for the request's own body, and empty for a batch.
+        If ``body`` is None, the message gets the body of the request. For a batch, it is empty.
         """
         fields = request.fields
         # The tuple has the order of Message's fields. The decoder has already checked the types of

@@ -75,8 +75,8 @@ class _Window:
 class Statistics(Part):
     """Samples the broker's counts, and computes their growth. Only the event loop uses this object.
 
-    ``mornings`` has the totals at the last midnight, and ``mornings_before`` has the totals at the
-    midnight before the last.
+    ``mornings`` has the totals at the last midnight. ``mornings_before`` has the totals at the
+    midnight one day earlier.
     """
 
     def __init__(self, core: Core) -> None:
@@ -118,7 +118,7 @@ class Statistics(Part):
             self.mornings_before, self.mornings = self.mornings, self.totals()
 
     def rate(self, name: str, key: Hashable) -> float:
-        """Return by how much a count grew per second, as the average of the last minute."""
+        """Return the growth of a count per second, averaged over the last minute."""
         total = self._counts()[name].get(key, 0)
         grown, seconds = self._windows["statsMinute"].growth(name, key, total, time.monotonic())
         return grown / seconds
@@ -204,7 +204,7 @@ class Runtime(Part):
             "getMissTps": _rates(found.get_missed_rates),
             "getTotalTps": _rates(total),
             "getTransferedTps": _rates(found.get_rates),
-            # RocketMQ 5 spells getTransferedTps with two r, so give both names.
+            # RocketMQ 5 has renamed getTransferedTps to getTransferredTps, so give both names.
             "getTransferredTps": _rates(found.get_rates),
             "putMessageAverageSize": found.put_average_size,
             "putMessageDistributeTime": " ".join(f"[{name}]:{count}" for name, count in times),

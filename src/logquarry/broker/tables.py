@@ -57,7 +57,7 @@ _NEW_GROUP: Final[Mapping[str, Any]] = {
 
 
 class Tables:
-    """Topics, groups and offsets. Only the event loop changes them."""
+    """The topics, groups and offsets of a broker. Only the event loop changes these tables."""
 
     def __init__(self, store: MessageStore, options: BrokerOptions) -> None:
         self._options = options
@@ -106,7 +106,7 @@ class Tables:
     # -------------------------------------------------------------------------------------- topics
     @property
     def topics(self) -> Mapping[str, TopicConfig]:
-        """Name -> topic, for all topics."""
+        """All topics, by name."""
         return self.system_topics | self._stored
 
     def topic(self, name: str) -> TopicConfig | None:
@@ -303,8 +303,9 @@ class Counts:
     - ``refused``: sends that the broker answered with SYSTEM_BUSY.
 
     A count stays even if its topic or group is deleted. Clients can cause any number of pairs of a
-    topic and a group, so each of these counts has at most ``most`` keys (``most_counts``). After
-    that, new keys are counted together, under empty names (for ``requests``, under the code -1).
+    topic and a group, so each of these counts has at most ``most`` keys (``most_counts``). If a
+    count has this many keys, all new keys share one more key: empty names, or the code -1 for
+    ``requests``.
     """
 
     most: int

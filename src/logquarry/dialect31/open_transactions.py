@@ -232,8 +232,8 @@ class OpenTransaction(NamedTuple):
 class Change(NamedTuple):
     """The change that a transaction frame makes to the state table.
 
-    If entries before ``number`` are missing, fillers take their places. ``unit`` is the new entry;
-    None if only the state of an existing entry changes.
+    If entries before ``number`` are missing, the change also adds a filler for each missing entry.
+    ``unit`` is the new entry; None if only the state of an existing entry changes.
     """
 
     number: int
@@ -298,8 +298,9 @@ class TransactionBook:
         # If the number in the frame is plausible, return it; else return the next number of the
         # table.
         expected = self.next_number
-        # A skipped number belongs to a lost message, and a frame takes at least FIXED_SIZE_V1 bytes
-        # of the log. So the distance to the last known message limits the skipped numbers.
+        # Each skipped number belongs to a lost message, whose frame took at least FIXED_SIZE_V1
+        # bytes of the log. So the distance to the last known message limits how many numbers are
+        # skipped.
         room = (frame.physical_offset - self._known_until) // FIXED_SIZE_V1
         if expected is None:
             return frame.number if 0 <= frame.number <= room else 0
@@ -339,7 +340,7 @@ class TransactionsFound:
 
 
 def open_in(table: UnitFiles) -> dict[int, OpenTransaction]:
-    """Return physical offset of the PREPARED message -> open transaction, for a table."""
+    """Return the open transactions of a table, by the physical offset of the PREPARED message."""
     found = {}
     for at in np.flatnonzero(table.units["state"] == TRANSACTION_PREPARED).tolist():
         offset, size, seconds, group, _ = table.units[at].item()

@@ -1,5 +1,5 @@
-"""Transactions in dialect 3.1: begins, commits, rolls back and checks transactions, and defines the
-rules for their frames.
+"""Transactions in dialect 3.1: this module begins, commits, rolls back and checks transactions, and
+defines the rules for their frames.
 
 To end a transaction, this module puts a COMMIT or a ROLLBACK message, as a broker of RocketMQ 3.x
 does. This message contains the physical offset of the PREPARED message. A ROLLBACK also contains
@@ -189,9 +189,9 @@ class PreparedTransactions:
         self._wait_dispatched()
         with self._lock:
             if self._has_failed:
-                # An earlier call has failed. That call may have appended its message after the wait
-                # above began. So wait again. After this wait, the table shows whether that message
-                # ended the transaction.
+                # An earlier call of this method has failed. That call may have appended its message
+                # after the wait above began. So wait again. After this wait, the table shows
+                # whether that message ended the transaction.
                 self._wait_dispatched()
                 self._has_failed = False
             # Forget the transactions that the table no longer lists as open.
@@ -225,7 +225,8 @@ class PreparedTransactions:
 
     # ----------------------------------------------------------------------------------- check
     def set_listener(self, listener: Listener | None) -> None:
-        """Set the function that each check calls about open transactions (``gotoCheck``).
+        """Set the function that each check calls for each open transaction that is old enough
+        (``gotoCheck``).
 
         The function returns the outcome of the transaction, or None if it does not know the outcome
         yet. The function may also end the transaction with :meth:`commit` or :meth:`rollback`.

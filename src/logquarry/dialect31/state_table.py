@@ -111,7 +111,7 @@ class StateTableKeeper:
         end = frame.physical_offset + frame.size
         with self._lock:
             # After an error (for example a full disk), the caller passes the same frame again, and
-            # the table may already have its entry.
+            # the table may already have the frame's entry.
             if frame.physical_offset >= self._table_until:
                 change = self._book.change_of(frame)
                 if change is not None:
@@ -235,7 +235,7 @@ class UnitsPlan:
         reason: why the files must be built again; None if they can stay.
         had: whether the folder has files now.
         start: offset in bytes at which the first entry belongs.
-        before: encoded fillers for the places before the first entry in the first file.
+        before: the encoded fillers that precede the first entry in the first file.
     """
 
     folder: str
@@ -253,7 +253,8 @@ def keeps_transactions(layout: StoreLayout, config: StoreConfig) -> bool:
 
 
 class TransactionCheck:
-    """Builds state table and redo log from the log, in memory, and compares the files with both.
+    """In memory, builds a state table and a redo log from the log. Compares both with the files of
+    the store.
 
     ``before`` contains the transactions that are older than the part of the log to read.
     """
@@ -304,7 +305,7 @@ class TransactionCheck:
 
     def open_faults(self, table: UnitFiles, start: int = 0) -> Iterator[tuple[str, bool]]:
         """Yield the differences between the transactions that are open in the table and in the log.
-        Transactions that began before ``start`` may be in the table only.
+        A transaction that began before ``start`` is not reported if it is open only in the table.
         """
         there = open_in(table)
         for offset in sorted(self.book.open.keys() | there.keys()):
@@ -326,8 +327,8 @@ class TransactionCheck:
                 reason = f"its entry {theirs.number} differs from the message at {offset}"
                 yield reason, False
         if (self.book.next_number or 0) > table.end:
-            # RocketMQ itself causes this difference: when it builds the table again, the numbers
-            # start at 0.
+            # RocketMQ itself causes this difference, because the numbers start at 0 in a table that
+            # it builds again.
             yield f"its entries end at {table.end}, but the log has higher numbers", True
 
     def ended_faults(self, table: UnitFiles, start: int) -> Iterator[tuple[str, bool]]:
@@ -421,9 +422,9 @@ class TransactionCheck:
 def find_transactions(layout: StoreLayout, start: int, stop: int) -> TransactionsFound | str:
     """Read the state table and the redo log of a store that was shut down cleanly.
 
-    The function compares both with each other, and with the frames of the log from ``start`` to
-    ``stop``. If there is no difference, it returns their contents. If there is one, it returns the
-    reason why a recovery must read the whole log.
+    The function compares the table with the redo log, and both with the frames of the log from
+    ``start`` to ``stop``. If there is no difference, it returns their contents. If there is a
+    difference, it returns the reason why a recovery must read the whole log.
     """
     table, redo = read_table(layout), read_redo(layout)
     if (fault := table.fault or redo.fault) is not None:
@@ -451,7 +452,7 @@ def find_transactions(layout: StoreLayout, start: int, stop: int) -> Transaction
 def make_units(disk: Disk, root: Path, plan: UnitsPlan) -> None:
     """Write and sync the files of a new state table or redo log.
 
-    Before the call, the caller moves the old files to quarantine.
+    The caller must already have moved the old files to quarantine.
     """
     disk.make_folders(root / plan.folder)
     if plan.reason is None:

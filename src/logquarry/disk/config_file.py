@@ -1,8 +1,8 @@
 """The JSON files in ``config/`` of a store: consumer offsets, topics, delay offsets, groups.
 
-Each write keeps the previous document in a second file, ``.bak``. RocketMQ's ``ConfigManager`` does
-this too, but only this module syncs both files. So after a power cut, at least one of the two files
-is readable.
+Each write keeps the previous document in a second file, ``.bak``. RocketMQ's ``ConfigManager`` also
+keeps a ``.bak`` file. Unlike RocketMQ, this module syncs both files. So after a power cut, at least
+one of the two files is readable.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ SUBSCRIPTION_GROUPS: Final = ConfigTable(
 
 
 class ConfigFile:
-    """One file in ``config/``, which only this object writes. Any thread may call :meth:`save`.
+    """One file in ``config/``. No other object writes this file. Any thread may call :meth:`save`.
 
     If :meth:`load` finds that the file or ``.bak`` cannot be read or has an invalid document, the
     first save moves this file to quarantine.
@@ -143,7 +143,7 @@ class ConfigFile:
             if member is not None and self._document is not None:
                 text = broker_json.replace_member(self._document, member, text)
             # UTF-8 cannot encode a lone surrogate. JSON can contain a lone surrogate only as an
-            # escape, so write the escape again.
+            # escape, so the surrogate is written as an escape.
             data = text.encode("utf-8", "backslashreplace")
             if data == self._last:
                 return False
@@ -176,8 +176,8 @@ def _broken_links(path: Path) -> list[str]:
 class ConsumerOffsets:
     """The committed queue offsets of all consumer groups of a store. Any thread may use the object.
 
-    If ``found`` is None and ``problems`` is not empty, the groups' offsets were lost. Then a caller
-    must not let these groups start like new groups.
+    If ``found`` is None and ``problems`` is not empty, the groups' offsets were lost. In this case
+    a caller must not treat these groups as new groups.
     """
 
     def __init__(
@@ -208,9 +208,9 @@ class ConsumerOffsets:
     ) -> bool:
         """Record the next queue offset of a group, in memory.
 
-        ``most`` limits the number of offsets in the store; None means no limit. If the group has no
-        offset in this queue yet, and the limit is already reached, record nothing and return False.
-        Otherwise return True.
+        ``most`` is the largest allowed number of offsets in the store. If it is None, there is no
+        limit. If the group has no offset in this queue yet, and the limit is already reached,
+        record nothing and return False. Otherwise return True.
         """
         key = topic, group
         with self._lock:
@@ -286,8 +286,8 @@ class ConfigTables:
 
     def _take_consumer_offsets(self, came: dict[tuple[str, str], dict[int, int]]) -> bool:
         if not came:
-            # If the slave's store has no offsets either, a save would write a file without offsets.
-            # With such a file, existing groups would start like new groups.
+            # The master sent no offsets. If the slave's store has none, too, a save would write a
+            # file without offsets. With such a file, existing groups would start like new groups.
             return False
         offsets = self._consumer_offsets()
         offsets.update(came)
@@ -358,8 +358,8 @@ def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
     try:
         require_settings(disk, root, config)
     except StoreUnavailable as error:
-        # The store stays usable without this file: readers infer most settings from the store's
-        # other files.
+        # The store can be used without this file, because readers infer most settings from the
+        # store's other files.
         disk.health.require_writable()
         logger.warning("the settings of the store are not recorded: %s", error)
 

@@ -46,10 +46,11 @@ class Disk:
     :class:`~logquarry.disk.service.Health`), and is never repeated.
 
     If a folder cannot even be opened for its sync, for example because the process has no free
-    descriptor, the sync did not begin. No page was marked clean, so a later sync still writes the
-    folder's names. Such a sync is therefore repeated. Until it succeeds, every other sync of this
-    disk raises SyncDelayed. So the name of a file is on the disk before the durable offset or the
-    checkpoint covers the file, and before a put reports a message in the file as synced.
+    descriptor, the sync did not begin. The operating system has marked no page as clean, so a later
+    sync still writes the folder's names. Such a sync is therefore repeated. Until it succeeds,
+    every other sync of this disk raises SyncDelayed. So the name of a file is on the disk before
+    the durable offset or the checkpoint covers the file, and before a put reports a message in the
+    file as synced.
     """
 
     def __init__(self) -> None:
@@ -194,8 +195,8 @@ class Disk:
     # ------------------------------------------------------------------------- combined calls
     def make_file(self, path: Path, size: int, *, final: Path | None = None) -> int:
         """Create a file of zeros durably, with all its blocks allocated. The file must be new. If
-        the file cannot be completed, the method deletes the file again. ``final`` is the file that
-        a temporary file will replace; errors name this file.
+        the file cannot be completed, the method deletes the file again. If the new file is a
+        temporary file, ``final`` is the file that it will replace. Error texts then name ``final``.
         """
         self._require_synced()
         self.make_folders(path.parent)
@@ -273,7 +274,7 @@ class Disk:
                 self.let_go(descriptor)
 
     def write_all(self, descriptor: int, data: memoryview | bytes, position: int) -> None:
-        """Write all bytes, in as many calls as needed. Raises OSError."""
+        """Write all bytes. Several system calls may be needed. Raises OSError."""
         view = memoryview(data)
         while view:
             count = self.write(descriptor, view, position)
@@ -375,9 +376,9 @@ class Disk:
         return target
 
     def keep(self, path: Path, to: Path) -> None:
-        """Make the hard link ``to`` to a file that another file is about to replace. If the file
-        system refuses hard links, copy the file. The method does not rename the file, because then
-        the old path would have no file for a moment.
+        """Give a file the second name ``to``, a hard link, before another file replaces the file.
+        If the file system refuses hard links, copy the file. The method does not rename the file,
+        because then the old path would have no file for a moment.
         """
         try:
             self.link(path, to)
@@ -469,8 +470,8 @@ class Disk:
         return self.health.poison(f"{path}: {what}: {write_reason(error)}")
 
     def discard(self, descriptor: int, path: Path, *, is_new: bool = True) -> None:
-        """Close a file that cannot be used, and delete it if it is new. Otherwise the store could
-        not be opened with an incomplete file, and a writer could not create the file again.
+        """Close a file that cannot be used, and delete it if it is new. If an incomplete new file
+        stayed, the store could not be opened, and a writer could not create the file again.
 
         If the deletion fails too, the method poisons the store, so that the next opening recovers
         the store.

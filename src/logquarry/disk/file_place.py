@@ -1,4 +1,4 @@
-"""Base classes with the fields that each put or get reads.
+"""Base classes whose fields are read by each put or each get.
 
 If this module is compiled, a put reads such a field in a tenth of the time that an ordinary Python
 attribute takes.
@@ -52,8 +52,8 @@ class LiveBounds:
         _files: the queue's files.
         _log: the log's files.
         _low: the list of the queue's files, the list of the log's files, and the min offset that
-            was computed for these lists. A deletion of files makes a new list. If a list is still
-            the same object, no file was deleted, and the min offset is valid.
+            was computed for these lists. When files are deleted, a new list replaces the old list.
+            If a list is still the same object, no file was deleted, and the min offset is valid.
     """
 
     _files: LastFile
@@ -67,8 +67,8 @@ class LiveBounds:
         if of_files is not files.bases or of_log is not self._log.bases:
             low = self._find_low()
         last: FilePlace | None = files.last
-        # The max offset is the position of the last write. Every written entry can be read at once,
-        # because queues, unlike the log, have no transient store pool.
+        # The max offset is the position of the last write. An entry can be read as soon as it is
+        # written, because queues have no transient store pool. Only the log has one.
         return low, 0 if last is None else (last.base + last.wrote) // _UNIT
 
     def _find_low(self) -> int:

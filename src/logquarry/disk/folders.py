@@ -149,8 +149,8 @@ class StoreLock(OpenFile):
             if is_ours:
                 raise StoreUnavailable(f"{root}: {held_by(root)}")
             self._mark = FolderMark()
-            # A writer creates its lock file before it marks the folder. So look for the file again:
-            # a writer may have opened the store since the first look.
+            # A writer creates its lock file before it marks the folder. A writer may have opened
+            # the store since the first check, so check again whether the file exists.
             if not existed and is_marked(root) and not exists(self.path):
                 raise self._held_by(folder_holders(root), "its lock file was deleted")
             with disk.refusing(self.path):
@@ -195,7 +195,9 @@ class StoreLock(OpenFile):
         )
 
     def release(self) -> None:
-        """Release the lock. In a forked child, the lock stays with the parent."""
+        """Release the lock. In a forked child, this method does not release the lock, because the
+        lock belongs to the parent.
+        """
         with lock_file(self.path):
             # Remove the mark first. Otherwise another process could get the lock and find the mark.
             self._mark.close()
@@ -229,7 +231,9 @@ class AbortFile:
         return exists(self.path)
 
     def make(self) -> None:
-        """Create the file, if it does not exist. After a failure, do not change the store."""
+        """Create the file, if it does not exist. If this method fails, the caller must not change
+        the store.
+        """
         with self._disk.refusing(self.path):
             self._disk.let_go(self._disk.open(self.path, create=True))
         self._disk.sync_names(self.path.parent)
@@ -244,8 +248,8 @@ class AbortFile:
 
 
 class QueueFolders:
-    """The folders of one queue of files. ``full_folders`` returns the folders without room. A new
-    file is created in such a folder only if all writable folders lack room.
+    """The folders of one queue of files. ``full_folders`` returns the folders that have no room for
+    another file. A new file is created in such a folder only if all writable folders lack room.
     """
 
     def __init__(
@@ -258,7 +262,8 @@ class QueueFolders:
     ) -> None:
         # QUIRK: Java sorts the configured paths as text, and places file number n in the path with
         # the index n modulo the number of paths. So if the configuration gets another path, new
-        # files go to other folders than before. Existing files are found in any of the folders.
+        # files go to other folders than before. Existing files are found, no matter which of the
+        # folders they are in.
         given = (folders,) if isinstance(folders, Path) else tuple(folders)
         self.folders = tuple(sorted(set(given), key=str))
         self._read_only = frozenset(read_only)
@@ -311,8 +316,8 @@ class TopicFolders:
     """Makes sure that no two topics share a folder.
 
     On a file system that ignores upper and lower case, two topics such as ``orders`` and ``Orders``
-    have the same path. Each would overwrite the queue entries of the other, and consumers would get
-    messages of the other topic.
+    have the same path. Each topic would overwrite the queue entries of the other topic, and
+    consumers would get messages of the wrong topic.
 
     Args:
         folder: the folder with the folders of the topics.

@@ -1,11 +1,11 @@
 """Opens and creates the files of a log for writing, and loads their pages into memory before puts
 need them.
 
-The first write to a page causes a page fault. Page faults take about half of the time of puts in
-batches. So :class:`PagesAhead` loads many pages at once in its own thread (``MADV_POPULATE_WRITE``,
-Linux 5.14; other systems load no pages ahead). But a flush writes all loaded pages to the disk,
-even pages that no put has used yet. So :class:`PagesAhead` loads few pages if puts are rare, and
-none if each put waits for a flush.
+The first write to a page causes a page fault. If messages are put in batches, page faults take
+about half of the time that the puts take. So :class:`PagesAhead` loads many pages at once in its
+own thread (``MADV_POPULATE_WRITE``, Linux 5.14; other systems load no pages ahead). But a flush
+writes all loaded pages to the disk, even pages that no put has used yet. So :class:`PagesAhead`
+loads few pages if puts are rare, and none if each put waits for a flush.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def full_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 class _Request:
-    """A request to create a file before a put needs it. The service sets ``file`` or ``error``, and
-    then ``done``.
+    """A request that the service creates a file before a put needs the file. The service sets
+    ``file`` or ``error``, and then ``done``.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -284,7 +284,7 @@ class PagesAhead(Service):
             self.wakeup()
 
     def run_once(self) -> None:
-        """Load the pages of the next puts."""
+        """Load the pages to which the next puts will write."""
         file = self._log.last
         address = 0 if file is None else file.address
         if file is None or not address or not self._is_possible:
@@ -317,10 +317,10 @@ _LEAST_HOLE: Final = 64 << 10
 def free_room(disk: Disk, folders: Mapping[Path, int]) -> None:
     """After a bulk load, free the blocks of the unwritten part of each folder's last file.
 
-    ``folders`` has a position for each folder, in bytes. The blocks of the folder's last file are
-    freed from this position on. Freeing them saves disk space, because a store rarely gets messages
-    soon after a load. The next writer allocates the blocks again. The caller must hold the store's
-    lock, and must have synced and closed the files.
+    ``folders`` maps each folder to a position in its last file, in bytes. The blocks of the
+    folder's last file are freed from this position on. Freeing them saves disk space, because a
+    store rarely gets messages soon after a load. The next writer allocates the blocks again. The
+    caller must hold the store's lock, and must have synced and closed the files.
     """
     for folder, start in folders.items():
         path = folder
@@ -330,7 +330,8 @@ def free_room(disk: Disk, folders: Mapping[Path, int]) -> None:
                 path = folder / names[-1]
                 _free(disk, path, start)
         except OSError as error:
-            # A failure does no harm, because the file only keeps its blocks.
+            # A failure does no harm. The file then keeps its blocks, and only takes more disk
+            # space.
             logger.debug("%s: its room is not freed: %s", path, error)
 
 

@@ -40,11 +40,11 @@ _NO_BYTES: Final = memoryview(b"")
 
 
 def _keep_nothing(start: int, stop: int) -> None:
-    """Do nothing: the :attr:`MappedFile.keep` of a file whose buffer is not a FileCopy."""
+    """Do nothing. This is :attr:`MappedFile.keep` if the file's buffer is not a FileCopy."""
 
 
 class MappedFile(FilePlace):
-    """A mapped file, often one of a :class:`MappedFileQueue`. Positions are within the file.
+    """A mapped file, often in a :class:`MappedFileQueue`. Positions begin at 0 in each file.
 
     The constructor opens or creates the file. :attr:`wrote` and :attr:`flushed` start at 0, even
     for an existing file, because the end of its data is unknown until a caller reads the frames.
@@ -398,8 +398,8 @@ class MappedFile(FilePlace):
         """Return a readable part of the file around a range: the part's position and its bytes.
 
         If this process created the file, the part has all readable bytes. Otherwise, the part has
-        only bytes that were tested for disk errors. If the bytes must be copied, the copy has CHUNK
-        bytes or more, unless the file ends before.
+        only bytes that were tested for disk errors. If the bytes must be copied, the copy has at
+        least CHUNK bytes. The copy is shorter only if the file ends earlier.
         """
         probed, end = self._probed, self.committed
         if probed is None:

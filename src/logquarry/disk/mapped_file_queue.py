@@ -195,8 +195,8 @@ class MappedFileQueue(LastFile):
         made = self._allocator.take(path, following, self.file_size)
         if self._keeps_name(made):
             return made
-        # If a RocketMQ broker is started on this store, the broker deletes empty files before it
-        # fails to take the lock. So check that the new file still has its name.
+        # A RocketMQ broker that is started on this store cannot take the lock, but before it tries,
+        # it deletes empty files. So check that the new file still has its name.
         logger.warning("%s: another program deleted it before its first use; made again", made.path)
         made.close()
         return self._made_now(base)
@@ -376,17 +376,17 @@ class MappedFileQueue(LastFile):
         files that were moved.
 
         In the file that contains the offset, the bytes after the offset are overwritten with zeros,
-        and synced. Java keeps these bytes. When a Java broker later appends messages up to these
-        bytes, the old bytes look like further messages. Later files that contain data are moved to
-        quarantine. Later files that contain only zeros are deleted.
+        and synced. Java keeps these bytes. If a Java broker later appends messages up to these
+        bytes, it reads the old bytes as further messages. Later files that contain data are moved
+        to quarantine. Later files that contain only zeros are deleted.
 
         Raises UsageError if the offset is not in the queue, or if a file must be moved and the
         queue has no quarantine folder. After a UsageError no file has changed.
         """
         self._health.require_writable()
         if self._allocator is not None:
-            # The allocator creates files ahead, and these files begin after the old end. After a
-            # truncation these files would leave a gap, so delete them.
+            # The files that the allocator created ahead begin after the old end of the queue. After
+            # a truncation these files would leave a gap, so delete them.
             self._allocator.discard()
         with self._flushing, self._change, self._disk.finally_synced():
             bases = self.bases
@@ -439,7 +439,7 @@ class MappedFileQueue(LastFile):
 
     @property
     def max_room(self) -> int:
-        """Offset at which the last file ends, even if it is not full; 0 if there are no files."""
+        """Offset after the last byte of the last file, written or not; 0 if there are no files."""
         last = self.last
         return 0 if last is None else last.base + self.file_size
 

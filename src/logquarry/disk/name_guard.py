@@ -177,7 +177,7 @@ class NameGuard:
         self.discard(folders)
 
     def lost(self, folders: Sequence[Path]) -> list[Path]:
-        """Return the own names that :meth:`restored` restores."""
+        """Return the deleted names of files that :meth:`restored` would restore."""
         left_out = self._expired(folders) | self._of_other_size(folders)
         found: list[Path] = []
         for folder in folders:
@@ -195,11 +195,11 @@ class NameGuard:
     def discard(self, folders: Sequence[Path], *, keeps_lost: bool = False) -> None:
         """Remove all hard links durably, without restoring files.
 
-        In a copy of an open store, a file and its hard link can be two files, because ``cp -r``
-        copies each hard link as a separate file. If the copy of the hard link differs from the copy
-        of the file, the copy of the hard link can contain messages that no other file has. So it is
-        moved to quarantine. With ``keeps_lost``, a file that is not empty, and has only its hard
-        link, is moved to quarantine too, except files that retention has deleted.
+        If somebody copied an open store with ``cp -r``, the file and its hard link are two separate
+        files in the copy. If the copy of the hard link differs from the copy of the file, the copy
+        of the hard link can contain messages that no other file has. So it is moved to quarantine.
+        With ``keeps_lost``, a file that is not empty, and has only its hard link, is moved to
+        quarantine too, except files that retention has deleted.
         """
         expired = self._expired(folders) if keeps_lost else set()
         for folder in folders:
@@ -279,7 +279,7 @@ class NameGuard:
 
 
 def _differs(path: Path, link: Path) -> bool:
-    # Whether the hard link's path has another file with other bytes, and this file has no other
+    # Whether the file at ``link`` is another file than ``path``, has other bytes, and has no other
     # name.
     try:
         return (

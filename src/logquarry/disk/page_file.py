@@ -1,4 +1,5 @@
-"""Writes two files of one page each, in place: the checkpoint and the durable offset.
+"""Writes the checkpoint and the durable offset. Each is a file of one page, and is overwritten in
+place.
 
 The store's lock uses the base class :class:`OpenFile` too.
 """
@@ -83,7 +84,7 @@ class PageFile(OpenFile):
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Run a ``with`` block that opens the file. If the block raises OSError or
+        """Context manager for a block that opens the file. If the block raises OSError or
         StoreUnavailable, close the file and raise StoreUnavailable.
         """
         try:

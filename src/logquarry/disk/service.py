@@ -193,13 +193,13 @@ def monotonic_ms() -> int:
 class Service(ABC):
     """A daemon thread that runs :meth:`run_once` at an interval, or after :meth:`wakeup`.
 
-    If :meth:`run_once` raises SyncDelayed, the service runs again after the interval. The service
-    also runs again if :meth:`run_once` raises an error of the classes in ``retried``, and the store
-    may still be written. After any other exception, the service poisons the store and ends.
+    If :meth:`run_once` raises SyncDelayed, the service runs again after the interval. It also runs
+    again if :meth:`run_once` raises an instance of a class in ``retried``, and if the store may
+    still be written. After any other exception, the service poisons the store and ends.
 
-    If several runs fail in a row, the service logs the first failure, and each later failure whose
-    text differs from that of the failure before. The service also logs the first success after a
-    failure.
+    If several runs fail in a row, the service logs the first failure. It logs a later failure only
+    if its text differs from the text of the previous failure. The service also logs the first
+    success after a failure.
 
     Args:
         interval_ms: pause between two runs; None to run only after :meth:`wakeup`.
@@ -228,7 +228,7 @@ class Service(ABC):
         self._thread.start()
 
     def wakeup(self) -> None:
-        """Make the thread run now instead of after the interval."""
+        """Make the thread call :meth:`run_once` now, before the end of the interval."""
         if not self.is_timed:
             self._wake.set()
 

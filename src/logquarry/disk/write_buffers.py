@@ -21,12 +21,14 @@ _STEP: Final = 8 << 20
 
 
 def address_of(mapped: mmap.mmap) -> int:
-    """Return the memory address of a writable map. Keeps no reference to the map."""
+    """Return the memory address of a writable map. The function keeps no reference to the map."""
     return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
 
 
 def populate(address: int, size: int) -> bool:
-    """Load pages into memory, writable (``MADV_POPULATE_WRITE``, Linux 5.14)."""
+    """Load pages into memory, so that a write to them causes no page fault
+    (``MADV_POPULATE_WRITE``, Linux 5.14).
+    """
     # Load in steps. A single call for 1 GiB would hold the operating system's lock of this
     # process's memory maps too long, and other threads would wait for it.
     return all(
@@ -151,7 +153,9 @@ class FileCopy:
             self._done = end
 
     def close(self) -> None:
-        """Release the memory, or if views of it exist, release the memory with the last view."""
+        """Release the memory. If views of the memory exist, it is released together with the last
+        view.
+        """
         with contextlib.suppress(BufferError):
             self.view.release()
             self._memory.close()

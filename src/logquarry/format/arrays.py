@@ -160,7 +160,8 @@ TAG_WIDTH: Final = 3
 
 
 def joined_records(*parts: Records) -> Records:
-    """Join arrays of the same structured dtype, and keep the byte order of its fields.
+    """Join arrays that have the same structured dtype. The result has this dtype, with the same
+    byte order.
 
     ``np.concatenate`` returns fields in the machine's byte order.
     """

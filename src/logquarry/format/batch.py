@@ -164,7 +164,7 @@ def unwrap(frame: Frame, *, limit: int = sys_flag.DEFAULT_LIMIT) -> tuple[Frame,
 
 
 def queue_count(frame: Frame) -> int:
-    """Return the number of queue offsets that a frame takes when the broker dispatches it.
+    """Return how many queue offsets a frame takes when the broker dispatches the frame.
 
     For an inner batch, the number is INNER_NUM (``CommitLog.checkMessageAndReturnSize``), even if
     the body holds another number of messages.

@@ -134,7 +134,7 @@ def _nesting(text: str) -> int:
 
 
 def _with_quotes(text: str) -> str:
-    """Put quotes around the keys that have none."""
+    """Put quotes around each key that has no quotes."""
     parts = _TOKEN.split(text)
     # For each match, `split` returns five parts: the text before the match, a JSON string, the text
     # before a key, the key, and the text after the key. Either the JSON string is None, or the last
@@ -379,7 +379,7 @@ def _table(document: Any, name: str) -> dict[str, Any]:
 
 
 def _int_table(table: Any, name: str, known: dict[str, int] | None = None) -> dict[int, int]:
-    """Convert keys and values of a table. ``known`` keeps converted keys for the next table."""
+    """Convert keys and values of a table. ``known`` has the converted keys of earlier tables."""
     if not isinstance(table, dict):
         raise ValueError(f"{name!r} is not an object")
     found: dict[int, int] = {}

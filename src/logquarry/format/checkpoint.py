@@ -8,8 +8,8 @@ durable offset were once synced, so damage there happened later. Damage after th
 come from a crash.
 
 The content of ``durable`` fits into one sector, so after a power cut the file has either the old or
-the new content. If a RocketMQ broker has written to the store, the durable offset is no longer
-valid. To detect this, the file also has the checkpoint's times before and after logquarry's last
+the new content. After a RocketMQ broker has written to the store, the durable offset is not valid
+any more. To detect this, the file also has the checkpoint's times before and after logquarry's last
 write of the checkpoint. If the checkpoint has other times now, a broker has written it.
 
 The file ``durable`` also has the physical offset at which the log starts. Retention raises this

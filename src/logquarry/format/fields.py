@@ -57,7 +57,7 @@ class Layout:
         self.at: Any = namedtuple(type(self).__name__, self.offsets)(**self.offsets)
 
     def page(self, values: Iterable[int]) -> bytes:
-        """Encode a file of one page that begins with the fields."""
+        """Return the bytes of a file of one page. The file begins with the fields."""
         return self.struct.pack(*values).ljust(PAGE_SIZE, b"\0")
 
     def values(self, data: bytes) -> tuple[int, ...]:

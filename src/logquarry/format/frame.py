@@ -8,8 +8,8 @@ A frame, big-endian, as ``CommitLog.checkMessageAndReturnSize`` reads it::
     | PROPERTIES |
 
 With RocketMQ 5's second magic (``MESSAGE_MAGIC_CODE_V2``) TOPICLEN has two bytes; logquarry reads
-such frames but never writes them. A blank is ``[bytes left in the file 4][magic 4]``, then any
-bytes.
+such frames but never writes them. A blank begins with ``[bytes left in the file 4][magic 4]``. Any
+bytes may follow up to the end of the file.
 
 In a DLedger log, each entry (``DLedgerEntry``) has a head of 48 bytes, and then one frame.
 PHYSICALOFFSET, consume queues and index contain the offset of the frame, not of the head. If an
@@ -181,8 +181,8 @@ class Frame:
         return self.topic.decode("utf-8", java.UTF8_ERRORS), self.queue_id
 
     def is_copied_to(self, topic: str) -> bool:
-        """Whether multi-dispatch adds an entry for this frame to a queue of ``topic`` too. False if
-        ``topic`` is the frame's own topic.
+        """Whether multi-dispatch adds an entry for this frame to a queue of ``topic`` too. The
+        result is False if ``topic`` is the frame's own topic.
         """
         if self.topic.decode("utf-8", java.UTF8_ERRORS) == topic:
             return False
@@ -244,7 +244,8 @@ def prefix(born_host_size: int, store_host_size: int) -> struct.Struct:
 
 
 def encode(frame: Frame) -> bytes:
-    """Encode a frame. BODYCRC is the frame's attribute ``body_crc``; it is not computed.
+    """Encode a frame. The function writes the frame's attribute ``body_crc`` as BODYCRC, and does
+    not compute the CRC.
 
     Raises ValueError if the size of a host contradicts SYSFLAG, or if a value does not fit its
     field.
@@ -301,8 +302,9 @@ def decode_at(
         base: the physical offset of ``data[0]``.
         end: index in ``data`` at which the file ends (default: the length of ``data``).
         check_crc: whether to compare the CRC of the body with BODYCRC. Unlike Java, the function
-            also checks an empty body, for which RocketMQ writes BODYCRC 0. If damaged flags of
-            SYSFLAG change the lengths of the hosts, a body can look empty.
+            also checks an empty body, for which RocketMQ writes BODYCRC 0. Otherwise damage could
+            stay unnoticed: wrong flags in SYSFLAG change the lengths of the hosts, and a body can
+            then look empty.
     """
     view = memoryview(data)
     if end is None:
@@ -404,12 +406,12 @@ def has_entry_head_reference(data: memoryview, position: int, *, base: int, left
 
 
 def starts_entry_blank(data: memoryview, position: int) -> bool:
-    """Whether the magic that marks DLedger's unused rest of a file is at a position."""
+    """Whether a position has the magic with which DLedger marks the unused rest of a file."""
     return int.from_bytes(data[position : position + 4], "big", signed=True) == ENTRY_BLANK_MAGIC
 
 
 def is_entry_blank_reference(data: memoryview, position: int, *, left: int) -> bool:
-    """Whether DLedger's unused rest of a file, with ``left`` bytes, begins at a position."""
+    """Whether the rest of a file that DLedger left unused, ``left`` bytes, begins at a position."""
     size = int.from_bytes(data[position + 4 : position + ENTRY_BLANK_SIZE], "big", signed=True)
     return starts_entry_blank(data, position) and size == left
 

@@ -105,7 +105,9 @@ def key_hash(topic: str, key: str) -> int:
 
 
 def decode_header(data: bytes | memoryview) -> IndexHeader:
-    """Decode the header. If ``entry_count`` in the file is 0 or less, the result has 1."""
+    """Decode the header. If ``entry_count`` in the file is 0 or less, ``entry_count`` of the result
+    is 1.
+    """
     header = IndexHeader(*HEADER.struct.unpack_from(data, 0))
     # QUIRK: IndexHeader.load() sets the count to 1 only in memory, so a file without keys contains
     # 0.

@@ -127,7 +127,8 @@ def table_size_for(count: int) -> int:
 
 
 def hash_map_order(keys: Iterable[str], table_size: int = 16) -> list[str]:
-    """Return the iteration order of a ``java.util.HashMap`` with ``keys`` inserted in their order.
+    """Return the order in which a ``java.util.HashMap`` iterates, if ``keys`` were inserted in
+    their order.
 
     When RocketMQ rewrites a property string, it writes the properties in this order. If a bucket
     gets a ninth entry, Java doubles a table of fewer than 64 buckets. In a larger table, Java would

@@ -3,9 +3,9 @@
 The replica checks the magic number, the lengths, the CRC and the physical offset of each frame as
 soon as the frame is complete. A transfer can end in the middle of a frame.
 
-RocketMQ's protocol has no message with which to compare two logs. So after a slave has
-connected, it requests bytes that are already at the end of the slave's log, and compares the two
-logs there. If the bytes differ, the logs have diverged, and replication stops. ::
+RocketMQ's protocol has no message with which to compare two logs. So after each connection, a slave
+first requests the last bytes of its own log again, and compares the master's bytes with its own
+bytes. If the bytes differ, the logs have diverged, and replication stops. ::
 
     master  |=========================================|---- new ----...
     slave   |==========================[== compared ==]
@@ -32,7 +32,7 @@ _ROWS: Final = 4_096
 
 
 class SpoiltReplica(ProtocolViolation):
-    """The master has sent invalid bytes, which are at the end of the slave's log. Replication ends.
+    """The slave's log ends with invalid bytes that the master has sent. Replication ends.
 
     The invalid bytes are removed when the store is opened next.
     """
@@ -84,21 +84,21 @@ class Replica:
             StoreUnavailable: if the log cannot be synced.
         """
         self._has_beaten = self._has_come = False
-        # An earlier process may have left bytes that are not dispatched: check them now, even if no
-        # master can be reached.
+        # An earlier process may have left bytes that are not dispatched. These bytes are checked
+        # now, because this needs no master.
         self.check()
         wrote = self.feed.wrote_offset
         if not wrote:
-            # For the whole log, request the bytes from offset 1 on: with offset 0, the master would
-            # choose the start. Byte 0 of a log is always 0, because it is the highest byte of a
-            # frame's size.
+            # To get the whole log, the slave requests the bytes from offset 1 on, because the
+            # master itself would choose the start if the slave requested offset 0. Byte 0 of a log
+            # is always 0, because it is the highest byte of a frame's size.
             self.position = 0 if self.start is None else max(1, self.start)
             return self.position
         self.feed.sync()
         last = self._last_frame()
-        # Compare at least one complete frame: frames of different logs have different times, but
-        # blanks can be equal. Compare only bytes of the last file: the master may have deleted
-        # earlier files.
+        # The compared bytes include at least one complete frame, because frames of different logs
+        # have different times, while blanks can be equal. They are all in the last file, because
+        # the master may have deleted earlier files.
         first = last - last % self.feed.file_size
         start = min(last, max(first, wrote - self.overlap))
         self.position = max(1, self.feed.min_offset, self._floor, start)
@@ -130,8 +130,8 @@ class Replica:
         return base + (self._last_from(window, 0) or 0)
 
     def _last_from(self, window: codec.Window, at: int) -> int | None:
-        # Returns the position of the last frame; None if there is no frame, or if there is damage
-        # between ``at`` and the window's end.
+        # Returns the position of the last frame. Returns None if there is no frame, or if there is
+        # damage between ``at`` and the window's end.
         last: int | None = None
         code = TABLE_FULL
         while code == TABLE_FULL:
@@ -281,8 +281,8 @@ class Replica:
             # data follows. So only two heartbeats in a row show that no data follows.
             self._ahead(offset)
         wrote = self.feed.wrote_offset
-        # If no data follows, a slave without bytes already has the whole log: its log is to begin
-        # at the end of the master's log.
+        # If no data follows, a slave with an empty log already has all bytes that it wants, because
+        # its log is to begin at the end of the master's log.
         self._has_come = offset == wrote or (not wrote and self._has_beaten)
         self._has_beaten = True
 
@@ -303,8 +303,8 @@ class Replica:
         if not wrote:
             if offset > self.position:
                 self.start = offset
-            # The master's log may end before the requested offset. In this case raise nothing, so
-            # that the slave connects again: the master's log may grow.
+            # The master's log may end before the requested offset. In this case this method raises
+            # nothing. The slave then connects again, because the master's log may have grown.
         elif offset < self.position:
             self._ahead(offset)
         elif offset <= self._last_frame():
@@ -326,8 +326,8 @@ class Replica:
 
     @property
     def has_all(self) -> bool:
-        """Whether the slave has the master's whole log: the master's last message was a heartbeat
-        with the end offset of the slave's log, and all frames are checked.
+        """Whether the slave has the master's whole log. This is true if the master's last message
+        was a heartbeat with the end offset of the slave's log, and if all frames are checked.
         """
         return self._has_come and self.checked == self.feed.wrote_offset
 
@@ -338,8 +338,8 @@ class Replica:
         Raises:
             StoreUnavailable: if this sync or an earlier sync failed.
         """
-        # Read this offset before the sync: the sync may not include bytes that are appended
-        # meanwhile.
+        # This offset is read before the sync, because the sync may not include bytes that are
+        # appended during it.
         vouched = self._vouched
         end = min(vouched, self.feed.sync())
         # Without CRC checks, the log may contain a frame with a wrong CRC. After a power cut, a

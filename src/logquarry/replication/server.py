@@ -1,4 +1,5 @@
-"""The base class of both replication servers: accepts connections, and runs the server's thread.
+"""The base class of both replication servers, which accepts connections and runs the server's
+thread.
 
 One thread serves all connections with a selector. If ``max_connections`` connections are open, a
 new connection replaces a connection that has sent no request. If all connections have sent
@@ -54,7 +55,7 @@ class ServerOptions:
         self.networks()
 
     def networks(self) -> Networks | None:
-        """Return the networks in ``allow``; None if ``allow`` is None, so that all may connect."""
+        """Return the networks in ``allow``. None means that all addresses may connect."""
         if self.allow is None:
             return None
         try:
@@ -64,7 +65,7 @@ class ServerOptions:
 
 
 class Peer:
-    """One connection. The selector waits for the events of the socket that are in ``mask``."""
+    """One connection. ``mask`` says for which events of its socket the selector waits."""
 
     __slots__ = ("mask", "wire")
 
@@ -263,7 +264,8 @@ class Server(Worker, Generic[P]):
         try:
             self._selector.register(wire, selectors.EVENT_READ, peer)
         except (OSError, ValueError) as error:
-            # Close the wire, and not the accepted socket: with TLS, the wire has another socket.
+            # The wire is closed, and not the accepted socket, because with TLS the wire has another
+            # socket.
             wire.close()
             self._refuse(name, str(error))
             return

@@ -340,7 +340,7 @@ class HaSlave(Worker):
         return self._happened(events)
 
     def _sync(self, *, is_small: bool) -> None:
-        """Acknowledge the received bytes, after a sync unless the options say otherwise."""
+        """Acknowledge the received bytes. By default, sync them first."""
         self._owes_sync = False
         if not is_small:
             self._synced_ms = self._surroundings.now_ms()
@@ -350,7 +350,7 @@ class HaSlave(Worker):
             # A sync of few bytes in this thread takes no longer than waking the other thread.
             self._acknowledge(self._replica.sync())
         else:
-            # Let the other thread sync, while this thread receives more.
+            # The other thread syncs while this thread receives more bytes.
             self._sync_wanted.set()
 
     def _read(self, wire: Wire, machine: SlaveConnection) -> bool:
@@ -383,8 +383,8 @@ class HaSlave(Worker):
         try:
             return all(self._goes_on_after(event) for event in events)
         finally:
-            # Check the frames once after all events, and not after each: the time of a check hardly
-            # depends on the number of bytes.
+            # The frames are checked once after all events, and not after each event, because a
+            # check of many bytes takes hardly longer than a check of few.
             self._replica.check()
 
     def _goes_on_after(self, event: ha.SlaveEvent) -> bool:
@@ -412,7 +412,7 @@ class HaSlave(Worker):
 
     def syncing(self) -> Generator[Flag, None, None]:
         """Do all work of the syncing thread, as a generator. Before each sync, the generator yields
-        the flag for which the caller must wait.
+        a flag, and the caller waits until the flag is set.
         """
         try:
             while self._goes_on() and not self._ended.wait(0):

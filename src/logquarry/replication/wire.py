@@ -56,8 +56,8 @@ class Wake:
     """Wakes a thread that waits in a selector. Thread-safe.
 
     The thread calls :meth:`arm` before it checks for work, and is armed until it is woken. A put
-    wakes the thread only if the thread is armed; then :meth:`is_unset` is true. While the thread
-    works, this saves a system call for each put.
+    calls :meth:`set` only if :meth:`is_unset` says that the thread is armed. So while the thread
+    works, a put needs no system call.
     """
 
     def __init__(self) -> None:
@@ -74,13 +74,15 @@ class Wake:
         self._is_armed = True
 
     def take(self) -> None:
-        """End a wakeup, so that the selector waits again. Call :meth:`arm` before the next wait."""
+        """Reset the descriptor after a wakeup, so that the selector waits again. Call :meth:`arm`
+        before the next wait.
+        """
         self._is_armed = False
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._descriptor)
 
     def is_unset(self) -> bool:
-        """Whether the thread is armed and not woken yet."""
+        """Whether the thread is armed, and nothing has woken it yet."""
         return self._is_armed
 
     def set(self) -> None:
@@ -103,10 +105,10 @@ class Wake:
 
 
 def require_peer(store: object, host: object, port: object, options: object, kind: type) -> None:
-    """Check the arguments of a master, of a slave or of a ConfigSync."""
+    """Check the constructor's arguments of a master, a slave or a ConfigSync."""
     takes = 'a store, opened with MessageStore.open(path, mode="rw")'
-    # Accept a store that is open for reading: log_feed later raises a better error for it. Accept
-    # other objects with a log_feed: a test passes a model of a store.
+    # Accept a store that is open for reading: log_feed later raises a better error for it. Also
+    # accept other objects that have a log_feed, because a test passes a model of a store.
     if not isinstance(store, MessageStore) and not hasattr(store, "log_feed"):
         arguments.refuse_type(store, "store", takes)
     require_address(host, port, options, kind)

@@ -2,8 +2,7 @@
 result.
 
 A chart contains only a few rows of data, so the page stays small. A name from the store is always
-data of a chart, and never part of an expression. So a name that contains code cannot run it in the
-page.
+data of a chart, and never part of an expression. So the page never runs code that a name contains.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class FileUse:
         return printable(self.path.rpartition("/")[2])
 
     def spans(self) -> list[dict[str, Any]]:
-        """Return a row of the file map for each use of the file's bytes. The row for messages
-        includes the damage.
+        """Return one row of the file map for each kind of bytes in the file. Damaged bytes are
+        counted in the row for messages.
         """
         rows: list[dict[str, Any]] = []
         at = 0
@@ -153,8 +153,8 @@ def survey(
 ) -> Survey:
     """Scan a store's log, and count its messages. Damaged parts are skipped.
 
-    ``span`` has the store times of the first and the last message. The time bins cover the time
-    between these two.
+    ``span`` is (store time of the first message, store time of the last message). The time bins
+    cover the time from the first to the last message.
     """
     first, last = span[0] or 0, max(span[0] or 0, span[1] or 0)
     width = bin_size(last - first)
@@ -178,7 +178,9 @@ def survey(
 
 
 def bin_size(span_ms: int) -> int:
-    """Return the smallest usual bin width in milliseconds that needs at most MOST_BINS bins."""
+    """Return the smallest of the usual bin widths, in milliseconds, with which the time fits into
+    MOST_BINS bins.
+    """
     # With a damaged or forged store time, the span can be too long for the usual widths.
     least = -(-span_ms // MOST_BINS)
     return next((size for size in _BIN_SIZES_MS if size >= least), least)

@@ -1,4 +1,6 @@
-"""Spark schemas and Arrow batches for the rows of a read; differences between PySpark versions.
+"""Makes Spark schemas and Arrow batches for the rows of a read.
+
+This module also hides the differences between PySpark versions:
 
 | feature | first PySpark | without the feature |
 |---|---|---|
@@ -160,7 +162,7 @@ def task_rows(task: ReadTask, struct: StructType) -> Iterator[pa.RecordBatch]:
 
 
 def _with_schema(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
-    """Make a batch of the same arrays with the names, types and nullability of `wanted`."""
+    """Make a batch that has the same arrays, but the names, types and nullability of `wanted`."""
     arrays = [
         array if array.type.equals(field.type) else _retyped(array, field.type)
         for array, field in zip(batch.columns, wanted, strict=True)
@@ -171,8 +173,8 @@ def _with_schema(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
 def _retyped(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if not pa.types.is_map(kind):
         return array.cast(kind)
-    # Give the same buffers the wanted type, because a cast would take longer than all other work on
-    # a batch.
+    # The new array uses the same buffers with the wanted type. A cast would take longer than all
+    # other work on a batch.
     entries = pa.struct([kind.key_field, kind.item_field])
     pairs = pa.Array.from_buffers(entries, len(array.keys), [None], 0, 0, [array.keys, array.items])
     validity, offsets = array.buffers()[:2]

@@ -75,8 +75,8 @@ def compact(
         UsageError: if the table was not created by an export, if an argument does not apply to this
             kind of table, or if a package is missing.
         StoreUnavailable: if another program changed the files during this compaction; for a local
-            Parquet folder, also if an export or another compaction is running. Or if a file cannot
-            be read or written; the table is unchanged.
+            Parquet folder, also if an export or another compaction is running. Also raised if a
+            file cannot be read or written; the table is then unchanged.
         CorruptFile: if a file differs from its description in the table; the table is unchanged.
     """
     if target_size is not None and target_size <= 0:
@@ -95,7 +95,9 @@ def compact(
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Count and bytes of the merged files (before), and of the files that replaced them (after)."""
+    """The number and size of the merged files (before), and of the files that replaced them
+    (after).
+    """
 
     files_before: int = 0
     files_after: int = 0
@@ -317,8 +319,8 @@ def _total(sizes: Any) -> int:
 def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compaction:
     """Merge the small files of an Iceberg table.
 
-    The snapshot's operation is ``overwrite``, because `pyiceberg` lacks ``replace``, the operation
-    for unchanged rows.
+    The snapshot's operation is ``overwrite``. Iceberg has the operation ``replace`` for changes
+    that keep all rows, but `pyiceberg` does not support it.
     """
     if table.look() is None:
         raise StoreNotFound(f"{table.name}: there is no Iceberg table of this name")

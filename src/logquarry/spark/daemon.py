@@ -22,8 +22,8 @@ def load_worker_modules() -> None:
 
     Spark starts a new worker after an error or an idle minute. Without this call, each worker
     spends most of its first second on these imports. Threads do not survive a fork, so this call
-    leaves out pyarrow, whose allocator has a thread. NumPy's OpenBLAS starts threads, except if
-    Spark has set OMP_NUM_THREADS to 1.
+    leaves out pyarrow, whose allocator has a thread. NumPy's OpenBLAS starts threads unless Spark
+    has set OMP_NUM_THREADS to 1.
     """
     if os.environ.get("OMP_NUM_THREADS") != "1":
         return

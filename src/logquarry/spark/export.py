@@ -157,8 +157,8 @@ def summarize(
 ) -> Summary:
     """Return each topic's number of messages, bytes and time range; also return the damage.
 
-    The count reads no bodies, so damage inside bodies is not found. For the arguments see
-    :func:`export_parquet`.
+    The function does not read bodies, so it does not find damage inside bodies. For the arguments
+    see :func:`export_parquet`.
     """
     read = read_options(stores, options)
     tasks = plan_tasks(read, TALLY_COLUMNS, min_tasks=_cores(spark))
@@ -209,7 +209,8 @@ def _tally(task: ReadTask) -> TaskResult:
 def _up_to_damage(tasks: Sequence[ReadTask], results: Sequence[TaskResult]) -> list[TaskResult]:
     """For each store, drop the results of all tasks after the first task that found damage.
 
-    The tasks of a store are in log order, and each task stopped at the first damage in its part.
+    The tasks of a store are in log order. Each task has already stopped at the first damage in its
+    own part of the log.
     """
     ended: set[str] = set()
     kept: list[TaskResult] = []
@@ -336,7 +337,7 @@ def groups(files: Sequence[S], target_size: int) -> Iterator[list[S]]:
 def fewer(
     chosen: Sequence[list[S]], made: Sequence[tuple[Merged, ...]]
 ) -> tuple[list[list[S]], list[Merged]]:
-    """Keep only the merges that reduced the number of files; return their sources and new files.
+    """Return the sources and the new files of the merges that reduced the number of files.
 
     The metadata of a file stores the property strings that the column ``properties`` cannot
     represent. If these strings are too large for the metadata of one file, a merge writes several
@@ -434,8 +435,8 @@ def _row_groups(
 
 @contextmanager
 def _read(folder: OutputFolder, path: str) -> Iterator[None]:
-    """Turn Arrow's errors about a file's content into CorruptFile, and I/O errors, which do not
-    name the file, into StoreUnavailable.
+    """Turn Arrow's errors into errors of logquarry that name the file. An error about the file's
+    content becomes CorruptFile, and an I/O error becomes StoreUnavailable.
     """
     where = f"{folder.location}/{path}"
     try:

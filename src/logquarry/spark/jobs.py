@@ -163,8 +163,9 @@ def explain(error: BaseException | None) -> LogquarryError | None:
 def root_cause(error: BaseException) -> str:
     """Return the cause of a failed Spark job as text.
 
-    This is the text of the worker's exception. If there is none, it is the text of Java's innermost
-    cause, else the first two lines of the error.
+    This is the text of the worker's exception. If no worker raised an exception, the result is the
+    text of Java's innermost cause. If there is no such cause either, the result is the first two
+    lines of the error.
     """
     lines = [line for line in str(error).splitlines() if line.strip()]
     raised: str | None = None

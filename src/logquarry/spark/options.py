@@ -277,7 +277,7 @@ def _offset(value: Any) -> int:
 def _limit(value: int, *, is_start: bool) -> int | None:
     """Return a parsed offset as a limit.
 
-    The limit is None if it excludes no message, and LONG_MAX for a start after all messages.
+    None is a limit that excludes no message; LONG_MAX is a start after all messages.
     """
     if value == _EARLIEST:
         return None if is_start else 0
@@ -306,7 +306,7 @@ def _check_order(start: OffsetLimit, stop: OffsetLimit) -> None:
     for broker in (None, *(start.brokers.keys() | stop.brokers.keys())):
         first = start.default if broker is None else start.of(broker)
         beyond = stop.default if broker is None else stop.of(broker)
-        # A read from "latest" or up to "earliest" is valid: it is empty.
+        # A read from "latest" or up to "earliest" is valid, and returns no messages.
         if first is None or first == java.LONG_MAX or not beyond:
             continue
         if first > beyond:
@@ -420,7 +420,7 @@ class ReadOptions:
         return self.schema == "kafka"
 
     def check_names(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the names as the table spells them; raise UsageError if one is no column."""
+        """Return the names as the table spells them; raise UsageError if a name is not a column."""
         if self.is_kafka:
             return check_kafka_names(names, headers=self.include_headers)
         return schema.check_names(schema.spelled(names, schema.NAMES))
@@ -495,6 +495,6 @@ def _damage(given: Given) -> tuple[OnDamage, str | None]:
         return "skip", absolute(path)
     if path is not None:
         raise UsageError("quarantinePath: needs onDamage=quarantine")
-    # By default a read skips a torn tail: incomplete bytes at the log's end. The log of an open or
-    # crashed store often has such a tail.
+    # By default a read skips a torn tail, which is incomplete bytes at the log's end. The log of an
+    # open or crashed store often has such a tail.
     return "skip" if word == "skip" else "default", None

@@ -9,8 +9,8 @@
 Before ``_intent.json`` exists, the export changes no file of an earlier export. After a crash
 during the commit, ``_SUCCESS`` is missing, and the next export replaces or removes each file that
 the intent lists. The intent of a compaction lists new files, removed files and the new manifest.
-After a crash, the next export or compaction completes the compaction. A commit syncs each step
-before the next, so after a power cut the folder is in one of the states that a crash can leave.
+After a crash, the next export or compaction completes the compaction. A commit syncs the result of
+each step before the next step, so a power cut leaves the folder in the same states as a crash.
 
 An export into a folder with other Parquet files is rejected, because readers would mix the files.
 """
@@ -347,8 +347,8 @@ def _replace(
     The caller must have written INTENT before.
 
     Args:
-        moves: (staged path, final path) of each new file; without a staged path, the file is in
-            place already.
+        moves: (staged path, final path) of each new file. If there is no staged path, the file is
+            already at its final path.
         draft: path at which the manifest is written before it is moved to its place.
     """
     folder.remove(SUCCESS)

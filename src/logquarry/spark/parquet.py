@@ -143,7 +143,7 @@ class Summary:
         """Merge summaries; sort topics by name, and damage by file and offset.
 
         Entries of two queues can point to the same damaged bytes, so two tasks can report the same
-        damage. The result lists it once.
+        damage. The result lists such damage once.
         """
         whole = cls()
         for part in parts:
@@ -303,8 +303,8 @@ class PartedFiles:
         """Write rows, which need ``physical_offset`` and the columns of the files."""
         for values, part in _parted(rows, self.partition_by):
             with self._writing():
-                # Move the file to the end of the dict: if too many files are open, the task closes
-                # the first file of the dict, which is the least recently used one.
+                # Move the file to the end of the dict, so that the first file is the least recently
+                # used one. If too many files are open, the task closes the first file.
                 file = self._open.pop(values, None) or self._begin(values)
                 self._open[values] = file
                 file.add(part)
@@ -319,8 +319,8 @@ class PartedFiles:
                 self._close(next(iter(self._open)))
             for file in self._written:
                 # Without a sync, a power cut could remove a file that the manifest or the table
-                # lists. Sync here and not in the commit, which would have to wait for the bytes of
-                # all tasks.
+                # lists. The task syncs its files, because the commit would have to wait for the
+                # bytes of all tasks.
                 self.folder.sync(file.staged)
         return tuple(sorted(self._written, key=lambda file: file.path))
 

@@ -100,8 +100,9 @@ def rebuild_on_spark(
         spark: a session whose workers reach the store and ``into`` under the same paths.
         path: the store's folder. For all other arguments, and for errors, see :func:`rebuild`.
         split_size: maximum bytes of log in one task.
-        progress: called with (done, total). In the first two of the three jobs, the unit is bytes
-            of log; in the last job, keys. The total is three times the work of the running job.
+        progress: called with (done, total). The rebuild has three jobs. The first two count bytes
+            of log, and the last one counts keys. The total is three times the work of the job that
+            is running.
         pause: called at safe points; raise to cancel.
     """
 
@@ -240,7 +241,7 @@ class _SparkBuild:
 
     def run(self) -> Built:
         job = self.job
-        # Make the folders here: a task makes a folder only if the task writes an entry there.
+        # The folders are made here, because a task makes a folder only if it writes an entry there.
         for name in job.names:
             job.disk.make_folders(job.folder / name)
         parts_of_log = list(tiles(job.layout, self.split_size))

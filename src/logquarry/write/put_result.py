@@ -1,9 +1,9 @@
-"""The result of a put, and the two waits that determine it: for the disk (flush wait), and for a
-slave (replica wait).
+"""The result of a put. Its status depends on two waits: the flush wait (until the message is on the
+disk) and the replica wait (until a slave has the message).
 
 If the message is in the log, the put returns a result, even if the sync or the slave was not in
-time. If the message is not in the log, the put raises an exception; :data:`OUTCOMES` has its class
-for each status.
+time. If the message is not in the log, the put raises an exception; :data:`OUTCOMES` maps each
+status to the class of this exception.
 
 The waits follow ``handleDiskFlush``, ``handleHA``, ``HAService.GroupTransferService`` and
 ``CommitLog.submitReplicaRequest``.
@@ -17,8 +17,8 @@ The waits follow ``handleDiskFlush``, ``handleHA``, ``HAService.GroupTransferSer
 On a SYNC_MASTER, a put also waits for a slave, unless its message has WAIT=false. The waits for
 disk and slave run at the same time. If neither is successful, the put returns the status of the
 replica wait.
-If the sync fails, the put raises an error. The caller's thread waits, or gets a future that another
-thread completes (:mod:`logquarry.write.settling`).
+If the sync fails, the put raises an error. Either the caller's thread waits, or the caller gets a
+future that another thread completes (:mod:`logquarry.write.settling`).
 """
 
 from __future__ import annotations
@@ -143,16 +143,16 @@ class PutResult(NamedTuple):
     def settled(
         self, *, flush: PutStatus = PutStatus.PUT_OK, replica: PutStatus = PutStatus.PUT_OK
     ) -> PutResult:
-        """Return the result with the status of the replica wait. If that is PUT_OK, use the status
-        of the flush wait.
+        """Return this result with another status: the status of the replica wait or, if that is
+        PUT_OK, the status of the flush wait.
         """
         status = flush if replica is PutStatus.PUT_OK else replica
         return self if status is self.status else self._replace(status=status)
 
 
 def refusal(status: PutStatus, message: str, *, reason: str = "") -> StoreError:
-    """Return the exception for a put whose message is not in the log. The exception's class depends
-    on the status.
+    """Return the exception that a put raises if its message is not in the log. The class of the
+    exception depends on the status.
     """
     kind = OUTCOMES[status]
     if kind is StoreUnavailable:
@@ -189,8 +189,8 @@ class Waiter(Protocol):
 class DeadlineWatch(Service):
     """Ends the waits whose deadline has passed, even while the thread that syncs is stuck.
 
-    A new wait does not need to wake this thread, because the thread's current sleep ends before the
-    deadline of the new wait.
+    A thread that adds a wait does not need to wake this thread: the current sleep of this thread
+    ends before the deadline of the new wait.
     """
 
     def __init__(
@@ -275,9 +275,9 @@ class ReplicaWait:
         """
         waiting = self._waiting
         if self._held_from <= since and offset <= self._held_to and not waiting:
-            # The acknowledged range already contains the new range. Compare the start and the end
-            # of the new range: a slow slave may acknowledge bytes before the range that a faster
-            # slave has already acknowledged.
+            # The acknowledged range already contains the new range. It is not enough to compare
+            # the ends of the ranges, because a slow slave may acknowledge bytes before the range
+            # that a faster slave has already acknowledged.
             return
         reached: list[Waiter] = []
         others: list[Waiter] = []
@@ -331,7 +331,7 @@ class ReplicaWait:
 
     # ------------------------------------------------------------------------------------- time
     def expire(self) -> int | None:
-        """End overdue waits. Return the milliseconds to the next deadline; None without waits."""
+        """End overdue waits. Return the milliseconds to the next deadline; None if no put waits."""
         now = self._clock()
         late: list[Waiter] = []
         with self._change:

@@ -70,8 +70,8 @@ def is_listed(topic: str) -> bool:
 
 
 def topics_of(queues: Iterable[QueueKey]) -> dict[str, TopicConfig]:
-    """Return the topics of some queues, with the number of queues of each topic, as ``topics.json``
-    lists them.
+    """Return an entry for ``topics.json`` for each topic of the given queues. The entry has the
+    topic's number of queues.
     """
     found: dict[str, int] = {}
     for topic, queue_id in queues:
@@ -118,8 +118,8 @@ class TopicTable:
             self.note(list(existing))
 
     def note(self, queues: Collection[QueueKey]) -> None:
-        """Remember queues for the next flush, which adds them to the file. For known queues, the
-        call takes almost no time.
+        """Remember queues for the next flush, which adds them to the file. If all
+        queues are already known, the call takes almost no time.
         """
         if not self._noted.issuperset(queues):
             with self._lock:
@@ -165,8 +165,8 @@ class TopicTable:
         return {**old, "dataVersion": version, "topicConfigTable": table}
 
     def flush(self, least_pages: int = 0) -> bool:
-        """Add the queues from :meth:`note` that the file does not have. Return whether the file was
-        written.
+        """Add the queues that :meth:`note` was called with, if the file does not have them yet.
+        Return whether the file was written.
         """
         if not self._new or not self._is_readable:
             return False
@@ -216,9 +216,8 @@ class QueueTable:
     dispatcher may write with a writer.
 
     Args:
-        ends: for each existing queue, the number of entries before its end, counted from position 0
-            of its files. In a queue of 20-byte entries, this is the queue offset after the last
-            entry.
+        ends: the end of each existing queue, as a number of entries from position 0 of its files.
+            In a queue of 20-byte entries, this number is the queue offset after the last entry.
         keeps_tails: whether to keep the bytes after the end of a queue, and to accept a missing
             file between two other files, as RocketMQ does.
         log_end: the end of the log when the store was opened.
@@ -248,7 +247,7 @@ class QueueTable:
     def writer(self, key: QueueKey) -> ConsumeQueueWriter | None:
         """Return the writer of a queue; None if the topic is not a permitted folder name.
 
-        A put checks its topic, but another program may have written any topic to the log.
+        A put refuses such a topic, but another program may have written it to the log.
         """
         try:
             return self._writers[key]
@@ -296,8 +295,8 @@ class QueueTable:
         if mending is not None:
             return ConsumeQueueMender(files, name, mending)
         writer = ConsumeQueueWriter(files, name)
-        # RocketMQ's recovery can leave entries of messages after the log's end. The writer would
-        # skip the new messages at these physical offsets.
+        # After RocketMQ's recovery, a queue may still have entries that point beyond the log's end.
+        # Without this line, the writer would skip new messages at these physical offsets.
         writer.physical_end = min(writer.physical_end, self.log_end)
         return writer
 
@@ -323,7 +322,7 @@ class QueueTable:
         return files
 
     def keys(self) -> list[QueueKey]:
-        """Return topic and id of each queue, sorted."""
+        """Return the topic and the id of each queue, sorted."""
         writers = list(self._writers.items())
         written = {key for key, writer in writers if writer is not None and writer.files.bases}
         return sorted(written.union(self.ends))

@@ -1,8 +1,8 @@
-"""Writes consume queues: groups the entries of the messages that the dispatcher has read (a run) by
-queue, and appends the entries to the queues.
+"""Writes consume queues. The dispatcher reads a run of messages. This module makes an entry for
+each message, groups the entries by queue, and appends them to the queues.
 
-Follows ``ConsumeQueue.putMessagePositionInfo`` and ``fillPreBlank`` of 4.9.3. One thread writes:
-the dispatcher. The writer skips entries that the queue already has, so that a part of the log can
+Follows ``ConsumeQueue.putMessagePositionInfo`` and ``fillPreBlank`` of 4.9.3. Only the dispatcher's
+thread writes. The writer skips entries that the queue already has, so that a part of the log can
 be dispatched again. If a queue does not have all entries before a new entry, the writer raises an
 error. In this case, Java writes the new entry at a wrong queue offset, and logs a bug.
 
@@ -37,7 +37,7 @@ from logquarry.read.queue import UNIT_DTYPE, Units
 
 @dataclass(frozen=True, slots=True)
 class QueuePart:
-    """The entries of a run of frames for one queue, in the log's order.
+    """The entries that a run of frames has in one queue, in the order of the log.
 
     ``rows`` contains the frame of each entry, as an index into the run. ``offsets`` contains the
     queue offset of each entry; for an inner batch, it is the queue offset of the first message.
@@ -54,7 +54,7 @@ class QueuePart:
         return self.units["count"].astype(np.int64) if is_batch(self.units) else None
 
     def __getitem__(self, which: slice | Int64 | Bools) -> QueuePart:
-        """Return some of the entries, as an array does."""
+        """Return some of the entries, selected by a slice, indexes or a mask as in numpy."""
         return QueuePart(self.rows[which], self.offsets[which], self.units[which])
 
 
@@ -73,7 +73,7 @@ def load_kernel() -> None:
 
 
 def parts_of(followed: Followed) -> dict[QueueKey, QueuePart]:
-    """Group the entries of a run by queue, without further queues."""
+    """Group the entries of a run by queue. Only the message's own queue gets an entry."""
     if followed.table is None:
         return _parts_reference(followed.requests)
     kernels = codec.require_kernels()
@@ -110,7 +110,7 @@ def _parts_reference(requests: DispatchRequests) -> dict[QueueKey, QueuePart]:
 def parts_with_copies(
     window: Window, followed: Followed, config: StoreConfig
 ) -> dict[QueueKey, QueuePart]:
-    """Group the entries of a run by queue, including the further queues of multi-dispatch."""
+    """Group the entries of a run by queue, also for queues that multi-dispatch adds."""
     parts = parts_of(followed)
     batch = [key for key in parts if key[0] in config.batch_topics]
     if batch:
@@ -136,7 +136,7 @@ def _batch_part(requests: DispatchRequests, part: QueuePart, counts: Int64 | Non
 def _add_copies(
     window: Window, run: Followed, parts: dict[QueueKey, QueuePart], config: StoreConfig
 ) -> None:
-    """Add the entries for further queues (``multiDispatchLmqQueue``)."""
+    """Add the entries for the queues that multi-dispatch adds (``multiDispatchLmqQueue``)."""
     requests = run.requests
     numbered = columns.rows_with_property(window, run.rows, props.INNER_MULTI_QUEUE_OFFSET)
     queued = numbered[requests.is_dispatched[numbered]]
@@ -153,7 +153,7 @@ def _add_copies(
         if key in parts:
             rows = np.concatenate((parts[key].rows, rows))
             offsets = np.concatenate((parts[key].offsets, offsets))
-            # A message may list its own queue as a further queue, and then has two entries there.
+            # A message may name its own queue for multi-dispatch, and then has two entries there.
             # The sort is stable, so the first of the two is the message's own entry. Keep only this
             # entry.
             order = np.argsort(rows, kind="stable")
@@ -176,7 +176,7 @@ _GAP_AT_ONCE: Final = 1 << 14
 
 
 class ConsumeQueueWriter:
-    """Appends entries to one queue. Entries of messages that end at or before ``physical_end`` are
+    """Appends entries to one queue. If a message ends at or before ``physical_end``, its entry is
     skipped.
     """
 
@@ -196,7 +196,7 @@ class ConsumeQueueWriter:
         """Append entries in the log's order, and return the number of new entries.
 
         Raises:
-            CorruptFile: if the queue lacks entries before a new entry.
+            CorruptFile: if entries are missing between the end of the queue and a new entry.
             StoreUnavailable: if a file cannot be created.
         """
         if not len(units):
@@ -266,15 +266,15 @@ class ConsumeQueueWriter:
 
 @dataclass(frozen=True, slots=True)
 class Mending:
-    """What a recovery knows about a queue before it writes the end of the queue.
+    """What a recovery knows about a queue before the recovery rebuilds the end of the queue.
 
     Attributes:
         resume_at: physical offset of the first message that is not in the queue.
         kept: queue offset -> old entry, for messages that are no longer in the log. If the old
             entry is lost too, the queue gets a filler instead. All readers skip fillers, including
             RocketMQ's.
-        moved: physical offset -> right queue offset, for messages with a damaged queue offset; -1
-            for a message that gets no entry.
+        moved: physical offset -> correct queue offset, for messages whose queue offset in the log
+            is damaged; -1 if the message gets no entry.
         largest_gap: the maximum number of missing entries before a message. If more are missing,
             the message's queue offset is assumed to be wrong.
     """
@@ -286,8 +286,8 @@ class Mending:
 
 
 class ConsumeQueueMender(ConsumeQueueWriter):
-    """Rebuilds the end of a queue from a log in which messages were lost. The sound entries before
-    this end stay.
+    """Rebuilds the end of a queue from a log in which messages were lost. The entries before this
+    end are sound, and are not changed.
     """
 
     def __init__(self, files: MappedFileQueue, name: str, mending: Mending) -> None:
@@ -337,11 +337,11 @@ def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
     """Extend the entries of a batch queue, so that the queue continues at ``expected`` without a
     gap in its queue offsets.
 
-    If messages were lost before an entry, the entry is extended to begin at the end of the previous
-    entry. The reason is how a broker finds an offset: it searches for the last entry that begins at
-    or before the offset. With the extension, a consumer that requests a lost message gets the frame
-    after the gap. Without it, the consumer would get the frame before the gap, and might request
-    the lost message forever.
+    If messages were lost before an entry, the entry is extended so that it begins where the
+    previous entry ends. This is necessary because, to find an offset, a broker searches for the
+    last entry that begins at or before the offset. With the extension, a consumer that requests
+    a lost message gets the frame after the gap. Without the extension, the consumer would get the
+    frame before the gap, and might request the lost message forever.
 
     The reserved field of an entry gets the number of lost messages; brokers ignore this field. If
     an extended entry has more messages than its count field can hold, the frame gets several
@@ -363,8 +363,8 @@ def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
 
 
 def falls(starts: Int64, stops: Int64, expected: int) -> list[int]:
-    """Return the indexes of entries that begin before the end of the previous entry: there, the
-    topic was recreated.
+    """Return the indexes of entries that begin before the previous entry ends. At such an entry,
+    the topic was recreated.
     """
     return np.flatnonzero(starts < np.append(expected, stops[:-1])[: len(starts)]).tolist()
 
@@ -372,12 +372,12 @@ def falls(starts: Int64, stops: Int64, expected: int) -> list[int]:
 def _new_part(entries: BatchEntries, expected: int) -> BatchEntries:
     """Return the part of ``entries`` that the queue does not have yet.
 
-    Entries with only known queue offsets are removed. If the queue has only the first messages of
-    an entry, the entry is shortened to the other messages. Writers of queues with 20-byte entries
-    also skip known entries.
+    An entry is removed if the queue already has all its messages. If the queue has only the first
+    messages of an entry, the entry is shortened to the other messages. The writer of a queue with
+    20-byte entries also skips entries that the queue has.
 
-    QUIRK: Java appends all entries: ``putBatchMessagePositionInfo`` compares only physical offsets
-    (test_batch_queue_writer.py::test_a_recreated_topic_continues_after_the_known_entries).
+    QUIRK: Java appends all entries, because ``putBatchMessagePositionInfo`` compares only physical
+    offsets (test_batch_queue_writer.py::test_a_recreated_topic_continues_after_the_known_entries).
     """
     entries = entries[entries["base"] > expected - entries["count"].astype(np.int64)]
     if len(entries) and (known := expected - int(entries["base"][0])) > 0:
@@ -391,8 +391,8 @@ def _new_part(entries: BatchEntries, expected: int) -> BatchEntries:
 class BatchQueueWriter(ConsumeQueueWriter):
     """Appends entries to one batch queue.
 
-    A recovery passes a ``mending``. The writer then fills gaps, and empties the queue if its topic
-    was recreated.
+    If a recovery passes a ``mending``, the writer fills gaps, and empties the queue if the topic of
+    the queue was recreated.
     """
 
     def __init__(self, files: MappedFileQueue, name: str, mending: Mending | None = None) -> None:
@@ -469,8 +469,8 @@ class BatchQueueWriter(ConsumeQueueWriter):
 
 
 def unqueued_parts(followed: Followed) -> dict[QueueKey, QueuePart]:
-    """Make the entries that the frames without a queue entry would have, grouped by the queue that
-    each frame names.
+    """For frames that get no queue entry, make the entries that they would have. The entries are
+    grouped by the queue that each frame names.
     """
     requests = followed.requests
     if requests.is_dispatched.all():
@@ -479,8 +479,8 @@ def unqueued_parts(followed: Followed) -> dict[QueueKey, QueuePart]:
 
 
 def with_queued(followed: Followed, harmed: Mapping[int, object]) -> Followed:
-    """Return some frames, with queue entries also for the frames at the physical offsets in
-    ``harmed``.
+    """Return the same frames, changed so that the frames at the physical offsets in ``harmed`` get
+    queue entries too.
     """
     if not harmed or followed.requests.is_dispatched.all():
         return followed
@@ -492,6 +492,6 @@ def with_queued(followed: Followed, harmed: Mapping[int, object]) -> Followed:
 
 
 def _with_dispatched(followed: Followed, is_dispatched: Bools) -> Followed:
-    # Remove the table that the kernel made: the pure-Python reference then groups the entries.
+    # Without the kernel's table, the pure-Python reference groups the entries.
     requests = replace(followed.requests, is_dispatched=is_dispatched)
     return replace(followed, table=None, requests=requests)

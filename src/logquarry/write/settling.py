@@ -1,5 +1,6 @@
-"""After an append, wakes the services that follow the log, and settles the put: waits for the disk
-(flush wait) and for a slave (replica wait), and returns the result of the put, or its future.
+"""Does what is left of a put after its message was appended: wakes the services that follow the
+log, waits for the disk (flush wait) and for a slave (replica wait), and returns the result. The put
+may also return a future at once; then no thread of the caller waits.
 
 The module is compiled if possible. See :mod:`logquarry.write.put_result` for which puts wait.
 """
@@ -46,8 +47,8 @@ _Lock = threading.Lock
 
 
 class _LoopWakes:
-    """Wakes coroutines of one event loop. One call in the loop wakes all coroutines whose puts the
-    same sync has completed.
+    """Wakes coroutines of one event loop. If a sync completes several
+    puts, one call in the loop wakes the coroutines of all these puts.
     """
 
     def __init__(self) -> None:
@@ -61,8 +62,8 @@ class _LoopWakes:
             loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        # Reset the flag before taking the first waiter. A waiter that is added later then schedules
-        # a new call.
+        # Reset the flag before the first waiter is taken. So if a waiter is added after the loop
+        # below has ended, :meth:`add` schedules a new call.
         self._is_due = False
         while self._waiters:
             waiter = self._waiters.popleft()
@@ -99,8 +100,8 @@ class PutFuture:
 
     @classmethod
     def pending(cls) -> PutFuture:
-        """Make a future without a result. :meth:`set_result` or :meth:`set_exception` completes it
-        later.
+        """Make a future that has no result yet. Later, :meth:`set_result` or :meth:`set_exception`
+        completes the future.
         """
         future = cls()
         future._callbacks = []
@@ -361,10 +362,10 @@ class PutWait(Once):
 
 
 class Wakeable(Protocol):
-    """A flag to set when the log has grown (:class:`~logquarry.disk.service.Flag`)."""
+    """A flag that is set when the log has grown (:class:`~logquarry.disk.service.Flag`)."""
 
     def is_unset(self) -> bool:
-        """Whether the flag must be set. Each put calls this method, so it must be fast."""
+        """Whether the flag is not set yet. Each put calls this method, so it must be fast."""
 
     def set(self) -> None:
         """Set the flag: the log has grown."""
@@ -373,8 +374,8 @@ class Wakeable(Protocol):
 class LogGrowth:
     """Wakes the services that follow the log, and settles puts. Any thread may call the methods.
 
-    If the store's settings let no put wait for a flush or a replica, the put path uses
-    ``settle_now`` in place of :meth:`settle`.
+    With some settings of a store, no put waits for the disk or a slave. Puts then call
+    ``settle_now`` instead of :meth:`settle`.
 
     Args:
         dispatching: the service that adds new messages to queues and index.
@@ -424,20 +425,20 @@ class LogGrowth:
     def wake_all(self) -> None:
         """Do the same as :meth:`wake`, and also wake the flush service.
 
-        Used for new bytes for which no put waits, because then no put starts a flush.
+        Used if the log has new bytes and no put waits for their sync: then no put starts a flush.
         """
         self.wake()
         self._appended()
 
     # ----------------------------------------------------------------------------------- settle
     def settle(self, result: PutResult, wait: bool) -> PutResult:
-        """After the message was written to the log, wake the followers. Wait for disk and slave if
-        the put requests a wait, and return the result.
+        """Wake the followers, after the message was written to the log. If ``wait`` is true, also
+        wait for the disk and a slave, where the store has these waits. Return the result.
 
         Raise StoreUnavailable if the sync failed. It is then unknown whether the message is on the
         disk.
         """
-        # Do not call WaitingPut.result, which logs slow puts, because the caller logs them.
+        # WaitingPut.result would log a slow put, but the caller of this method also logs slow puts.
         return PutFuture.result(self.settle_later(result, wait, _nothing, _nothing))
 
     def settle_later(

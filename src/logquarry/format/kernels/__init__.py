@@ -2,10 +2,11 @@
 version, the reference.
 
 The kernel ``walk`` reads the log frame by frame, and writes one row per frame into a table
-(:mod:`logquarry.format.arrays`), which the other kernels read. Kernels get memory addresses and run
-without the GIL, so the caller must keep the buffers alive. A kernel checks every length that it
-reads, so damaged frames cannot make it crash. :func:`logquarry.log.codec.kernels` imports this
-package only when needed, because the import of numba takes half a second.
+(:mod:`logquarry.format.arrays`), which the other kernels read. The arguments of a kernel are memory
+addresses, and a kernel runs without the GIL. So the caller must keep the buffers alive. A kernel
+checks every length that it reads, so damaged frames cannot make it crash.
+:func:`logquarry.log.codec.kernels` imports this package only when needed, because the import of
+numba takes half a second.
 """
 
 # ruff: noqa: F401

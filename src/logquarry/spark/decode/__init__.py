@@ -141,7 +141,7 @@ def _sample(tasks: Sequence[ReadTask]) -> Iterator[bytes]:
 
 
 def _ddl_or_file(text: str) -> bytes:
-    """Return the content of the file at the path `text`; without such a file, return `text`."""
+    """Return the content of the file at the path `text`; return `text` if there is no such file."""
     try:
         is_file = Path(text).is_file()
     except (OSError, ValueError):

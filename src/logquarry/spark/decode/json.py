@@ -309,7 +309,7 @@ def _text(value: str, path: str) -> str:
 
 # ---------------------------------------------------------------------------------------- inference
 def inferred(bodies: Iterable[bytes]) -> tuple[pa.DataType | None, int]:
-    """Return (the struct for all JSON objects among `bodies`, number of objects).
+    """Return (struct, number of JSON objects); the struct fits all JSON objects among `bodies`.
 
     The struct is None if no object has a field. Types of fields:
 
@@ -380,7 +380,7 @@ def _merged(one: pa.DataType | None, other: pa.DataType) -> pa.DataType:
 
 
 def _complete(kind: pa.DataType) -> pa.DataType:
-    """Replace the type ``null``, and structs without fields, by string: tables support neither."""
+    """Replace types that tables do not support (``null``, structs without fields) by string."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):

@@ -156,7 +156,7 @@ class Advance:
             self._can_decode(())
 
     def _known_decoder(self, decode: DecodeOptions, found: pa.Schema) -> BodyDecoder | None:
-        """Make the decoder for an existing table with the columns ``found``."""
+        """Make the decoder for an existing table, whose columns are ``found``."""
         name = self._target.table.name
         at = found.get_field_index(VALUE)
         known = None if at < 0 else found.types[at]
@@ -215,7 +215,7 @@ class Advance:
 
     # ------------------------------------------------------------------------------------ one step
     def to_what_is_there(self) -> None:
-        """Make the steps stop at the current ends of the logs."""
+        """Limit all steps to the messages that are in the logs now."""
         self._planner.prepare_available_now()
 
     def step(self) -> bool:
@@ -238,7 +238,7 @@ class Advance:
         try:
             results = self._write(tasks)
             stops = _first_damage(tasks, results) if read.on_damage == "stop" else {}
-            # If damage has stopped the export, the last frame is possibly after the damage.
+            # If damage has stopped the export, the last frame may be after the damage.
             frames = {b: frame for b, frame in end.frames.items() if b not in stops}
             end = replace(end.moved(stops), first=None, frames=frames)
             kept: list[TableResult] = []
@@ -382,12 +382,13 @@ def _store(location: str) -> str:
 
 
 def _frame(broker: str) -> tuple[str, str]:
-    """Return the names of the marks for the two values of a LastFrame."""
+    """Return the names of the two marks that store the two values of a LastFrame."""
     return f"frame:{broker}", f"frame_check_sum:{broker}"
 
 
 def _forward(marks: Marks, before: Marks) -> dict[str, int]:
-    """Return each mark with the larger of its new and its earlier value.
+    """Return the marks. The value of each mark is the new value or the earlier value, whichever is
+    larger.
 
     The dead letters are committed first. After a crash between the two commits, the marks of the
     dead letters are larger than the marks of the messages. The next export must not lower these

@@ -205,8 +205,8 @@ class Delta:
 
         The first call also syncs the files of earlier exports, because a crashed export may not
         have synced its commit. Readers of the table do not need the commits before the newest
-        checkpoint, so the first call omits these commits: to sync a file takes milliseconds, and a
-        table can have thousands of commits.
+        checkpoint, so the first call does not sync these commits. A table can have thousands of
+        commits, and each sync takes milliseconds.
         """
         if not self.folder.is_local:
             return
@@ -258,7 +258,8 @@ def _add_action(
 def _statistics(
     file: TableFile, indexed: Sequence[str], types: Mapping[str, pa.DataType]
 ) -> dict[str, Any]:
-    """Return Delta's statistics of the columns in `indexed`; {} if any of these columns has none.
+    """Return Delta's statistics of the columns in `indexed`. If one of them lacks statistics,
+    return {}.
 
     Incomplete statistics would hide rows (see `_INDEXED`).
     """

@@ -321,8 +321,9 @@ def _check_free(folder: OutputFolder, table: Table) -> None:
         is_part = name.startswith("part-") and name.endswith(".parquet")
         # If the new table is `folder` itself, allow every part file. If the new table is in a
         # subfolder, the folder may also hold files of another export. If that export crashed before
-        # it created its table, `table_folders` does not list the crashed export's files. But that
-        # export has left a note: allow its part files, and no others.
+        # it created its table, `table_folders` does not list the crashed export's folder. But that
+        # export has left a note. Of the part files outside of tables, only those of such an export
+        # are allowed.
         is_part = is_part and (not below or any(is_of_run(path, run) for run in runs))
         if not (path.startswith(ours) or path == "catalog.db" or is_part):
             raise UsageError(

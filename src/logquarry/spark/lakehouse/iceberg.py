@@ -2,7 +2,7 @@
 
 The marks (see :mod:`.table`) are a property of each snapshot. A commit writes all marks, so a
 rollback to an earlier snapshot also restores the marks of that snapshot. The marks are also a
-property of the table, for the case that all snapshots made by exports have expired.
+property of the table, so that they remain after all snapshots of exports have expired.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Iceberg:
         require_package("pyiceberg.catalog")
         self._dest = dest
         self._folder = folder
-        # The constructor does not ask the catalog for the table's folder: the catalog can be down.
+        # The constructor does not ask the catalog for the table's folder, because the catalog can
+        # be down.
         self._place = (folder or dest).location
         self._identifier = tuple(identifier.split("."))
         if len(self._identifier) < 2 or not all(self._identifier):
@@ -355,8 +356,8 @@ class TableDataFile(Source):
 
 def _tables(catalog: Catalog, below: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for namespace in catalog.list_namespaces(below):
-        # Skip namespaces that are not inside `below`: a catalog without nested namespaces can list
-        # the top namespaces again.
+        # Skip namespaces that are not inside `below`, because a catalog without nested namespaces
+        # can list the top namespaces again.
         if len(namespace) == len(below) + 1:
             yield from catalog.list_tables(namespace)
             yield from _tables(catalog, namespace)
@@ -409,7 +410,7 @@ def _is_first(table: IcebergTable, snapshot: Snapshot) -> bool:
     """
     if _rows_before(snapshot):
         return False
-    # After a replacement, the table still lists the snapshots of exports until these expire.
+    # After the table was replaced, it still lists the snapshots of exports until they expire.
     return snapshot.sequence_number == _FIRST_NUMBER or any(map(_marks_text, table.snapshots()))
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _VERSION: Final = 1
-# Options that only determine where a new export starts; they do not filter later messages.
+# These options determine only where a new export starts. They do not filter later messages.
 _STARTS: Final = ("queue_ranges",)
 
 
@@ -134,8 +134,8 @@ def check_types(name: str, own: pa.Schema, found: pa.Schema) -> None:
 
 
 def _kind(kind: pa.DataType) -> str:
-    # Ignore differences between libraries: a library may read a column with 64-bit offsets or as
-    # views, and may use other names inside a nested type.
+    # Differences between libraries are ignored. A library may read a column with 64-bit offsets or
+    # as views, and may use other names inside a nested type.
     text = str(kind).replace("large_", "").replace("_view", "")
     return text.partition("<")[0] if kind.num_fields else text
 
@@ -161,8 +161,8 @@ def check_letters(
 ) -> None:
     """Raise UsageError if the table of dead letters `letters` does not belong to `table`.
 
-    With dead letters of another table, the export would skip messages up to the marks of that
-    table.
+    If the dead letters belonged to another table, the export would use their marks, and would skip
+    undecodable messages that this table of dead letters does not have.
 
     Args:
         text: the document of `letters`.
@@ -316,8 +316,7 @@ class Table(Protocol):
 
         Args:
             marks: new values.
-            before: the present values that the caller expects of the marks that the table already
-                has.
+            before: the values that the caller expects the table's existing marks to have now.
 
         Raises:
             StoreUnavailable: if a mark differs from `before`; the table then stays unchanged.

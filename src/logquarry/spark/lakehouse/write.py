@@ -197,7 +197,8 @@ def _namer(
     """Make names of files: ``topic=orders/part-BROKER-OFFSET-RUN-ATTEMPT-NUMBER.parquet``.
 
     In a topic's name, ``_`` replaces each character that a library may escape. Two topics can
-    therefore share a folder; attempt and number still make each file name unique.
+    therefore share a folder. Each file name is still unique, because it contains the attempt and a
+    number.
     """
     first = task.plan.parts[0]
     assert isinstance(first, LogSplit)
@@ -311,9 +312,9 @@ _ON_ITS_WAY: Final = "on_its_way"
 
 
 class Run:
-    """A running export. If its destination is on a local disk, the export locks the destination.
+    """A running export. The export locks its destination if the destination is on a local disk.
 
-    `tables` begins with the table of the messages.
+    The first of `tables` is the table of the messages.
     """
 
     def __init__(self, folder: OutputFolder, tables: Sequence[Table]) -> None:
@@ -358,7 +359,7 @@ class Run:
         self._folder.write_json(path, document, by_way_of=f"{path}.tmp")
 
     def commit_done(self, *committed: Sequence[TableFile]) -> None:
-        """Remove the note after a commit, and before it the files of killed attempts.
+        """After a commit, remove the files of killed attempts, and then the note.
 
         If a worker is killed, Spark repeats its task. The files of the killed attempt then belong
         to no table. They are in the folders in which the repeated task has written its files.
@@ -410,7 +411,8 @@ class Run:
         try:
             document = self._folder.read_json(self._note(run))
         except ValueError:
-            # A power cut can leave an empty note: the files of the crashed run then stay.
+            # A power cut can leave an empty note. The files of the crashed run then stay in the
+            # folder.
             document = None
         return document if isinstance(document, dict) else {}
 
@@ -439,7 +441,7 @@ class Run:
                 if _has(table, wanted, may_come=may_come):
                     continue
                 paths = list(table.folder.files())
-                # Skip subfolders that are tables themselves: in earlier versions, the table of dead
+                # Skip subfolders that are tables themselves. In earlier versions, the table of dead
                 # letters could be such a subfolder.
                 nested = tuple(table_folders(paths))
                 for path in paths:
@@ -455,8 +457,8 @@ class Run:
 def _has(table: Table, wanted: Marks, *, may_come: bool) -> bool:
     """Return whether the commit succeeded.
 
-    If the catalog may still carry out the commit (`may_come`), first make sure that the catalog
-    cannot carry it out after this call.
+    `may_come` says whether the catalog may still carry out the commit. If so, an empty commit first
+    ensures that the catalog cannot carry it out after this call.
     """
     state = table.look()
     if state is None or _reached(state.marks(wanted), wanted):
