@@ -161,8 +161,6 @@ class Broker:
                 spawn=self._spawn,
                 counts=Counts(options.most_counts),
             )
-            for problem in tables.problems:
-                logger.error("consumer offsets: %s; all groups start as new groups", problem)
             await self._listen(core, host)
         except BaseException:
             if self._core is None:

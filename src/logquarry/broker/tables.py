@@ -23,6 +23,7 @@ from logquarry.disk.config_file import (
     ConsumerOffsets,
 )
 from logquarry.disk.disk import Disk
+from logquarry.errors import StoreUnavailable
 from logquarry.format import broker_json, java
 from logquarry.format.broker_json import TopicConfig
 from logquarry.log.store_files import CONFIG
@@ -66,6 +67,7 @@ class Tables:
         self._groups_file: ConfigFile | None = None
         if self._writer is not None:
             self.offsets = self._writer.consumer_offsets
+            _require_known(self.offsets)
             self._stored = self._writer.topic_table.configs()
             self._groups_file = self._writer.subscription_groups
             groups = self._groups_file.load().value
@@ -79,6 +81,7 @@ class Tables:
                 # For a group that has no offsets in the folder ``options.offsets`` yet, start with
                 # its offsets in the store.
                 self.offsets.update({k: v for k, v in theirs.groups().items() if k not in kept})
+            _require_known(self.offsets, theirs)
             document = ConfigFile(disk, root, TOPICS).load().value
             self._stored = broker_json.topics_of_document(document) if document else {}
             groups = ConfigFile(disk, root, SUBSCRIPTION_GROUPS).load().value
@@ -101,7 +104,6 @@ class Tables:
         )
         self.system_topics = _system_topics(options)
         """The topics that exist in every broker."""
-        self.problems = self.offsets.problems
 
     # -------------------------------------------------------------------------------------- topics
     @property
@@ -262,6 +264,24 @@ class Tables:
                 "the broker serves this store read-only: no writes", ResponseCode.NO_PERMISSION
             )
         return self._writer
+
+
+def _require_known(*tables: ConsumerOffsets) -> None:
+    """Raise StoreUnavailable if the offsets of the groups cannot be read. A table that was read
+    replaces the tables after it.
+
+    RocketMQ's broker does not start in this case either. Without its offset, a group could start at
+    the end of its queues, and skip messages.
+    """
+    for table in tables:
+        if table.found is not None:
+            return
+        if table.problems:
+            raise StoreUnavailable(
+                f"{'; '.join(table.problems)}: the offsets of the consumer groups are unknown. Put "
+                "the file back from a backup. Or move it and its .bak out of config/: then all "
+                "groups start as new groups"
+            )
 
 
 def _system_topics(options: BrokerOptions) -> dict[str, TopicConfig]:

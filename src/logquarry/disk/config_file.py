@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
-from logquarry.errors import StoreNotFound, StoreUnavailable
+from logquarry.errors import StoreNotFound, StoreUnavailable, reason_of
 from logquarry.format import broker_json
 from logquarry.log import earlier_writers
 from logquarry.log.layout import StoreLayout
@@ -122,7 +122,8 @@ class ConfigFile:
                 continue
             # The store must open even if a document is invalid.
             except (OSError, ValueError, TypeError, RecursionError) as error:
-                problems.append(f"{path}: {error}")
+                reason = reason_of(error) if isinstance(error, OSError) else error
+                problems.append(f"{path}: {reason}")
                 self._unreadable.append(path)
                 continue
             if path == self.path:

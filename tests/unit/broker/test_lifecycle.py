@@ -211,3 +211,74 @@ def test_a_forked_child_ends_and_leaves_the_broker_alone(tmp_path: Path) -> None
     done = python_process.run(program)
     assert done.stdout.splitlines() == ["7 True ()", "False"], done
     assert done.returncode == 0, done.stderr
+
+
+def _store_with_offsets(root: Path, offset: int) -> Path:
+    """A store with a message, and the offset of the group ``group``; return the offsets' file."""
+    with lq.MessageStore.open(root, mode="rw", config=SMALL) as store:
+        store.put(lq.Message("t", b"x"))
+    path = root / "config" / "consumerOffset.json"
+    path.write_text(f'{{"offsetTable":{{"t@group":{{0:{offset}}}}}}}')
+    return path
+
+
+async def _offset_of(client: Any) -> str:
+    where = {"consumerGroup": "group", "topic": "t", "queueId": 0}
+    answer = await client.ask(RequestCode.QUERY_CONSUMER_OFFSET, where)
+    return str(answer.ext_fields["offset"])
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_unreadable_offsets_refuse_the_start(tmp_path: Path, read_only: bool) -> None:
+    """As in RocketMQ. Without its offset, a group could start at the end of its queues."""
+    path = _store_with_offsets(tmp_path / "s", 1)
+    path.write_bytes(bytes(40))
+    before = path.read_bytes()
+    options = BrokerOptions(read_only=read_only)
+    with (
+        pytest.raises(StoreError, match=r"consumerOffset.json: .*Put the file back"),
+        background(tmp_path / "s", options=options),
+    ):
+        pass
+    assert path.read_bytes() == before
+    path.unlink()
+    with background(tmp_path / "s", options=options):
+        pass
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_readable_backup_of_the_offsets(
+    tmp_path: Path, read_only: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = _store_with_offsets(tmp_path / "s", 1)
+    path.rename(path.with_name(f"{path.name}.bak"))
+    path.write_bytes(bytes(40))
+
+    async def whole() -> None:
+        async with serving(tmp_path / "s", read_only=read_only) as (_, client):
+            assert await _offset_of(client) == "1"
+
+    asyncio.run(whole())
+    assert "consumerOffset.json.bak instead" in caplog.text
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_own_offsets_replace_unreadable_offsets_of_the_store(tmp_path: Path) -> None:
+    _store_with_offsets(tmp_path / "s", 1).write_bytes(bytes(40))
+    (tmp_path / "o/config").mkdir(parents=True)
+    own = tmp_path / "o/config/consumerOffset.json"
+    own.write_text('{"offsetTable":{"t@group":{0:1}}}')
+
+    async def whole() -> None:
+        async with serving(tmp_path / "s", read_only=True, offsets=tmp_path / "o") as (_, client):
+            assert await _offset_of(client) == "1"
+
+    asyncio.run(whole())
+    own.write_bytes(bytes(40))
+    own.with_name(f"{own.name}.bak").unlink(missing_ok=True)
+    options = BrokerOptions(read_only=True, offsets=tmp_path / "o")
+    with (
+        pytest.raises(StoreError, match=str(own)),
+        background(tmp_path / "s", options=options),
+    ):
+        pass
