@@ -9,7 +9,8 @@ import os
 import stat
 from typing import Final
 
-_ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+"""Error numbers for a path that does not exist, or for a link without a target."""
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
@@ -42,6 +43,6 @@ def mode_of(path: str | os.PathLike[str], *, follows: bool = True) -> int:
         # No file can have this name.
         return 0
     except OSError as error:
-        if error.errno in _ABSENT:
+        if error.errno in ABSENT:
             return 0
         raise

@@ -72,6 +72,7 @@ class LiveBounds:
         return low, 0 if last is None else (last.base + last.wrote) // _UNIT
 
     def _find_low(self) -> int:
+        # LiveQueue overrides this method. A compiled class cannot declare it as abstract.
         raise NotImplementedError
 
 

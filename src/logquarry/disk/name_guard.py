@@ -195,11 +195,11 @@ class NameGuard:
     def discard(self, folders: Sequence[Path], *, keeps_lost: bool = False) -> None:
         """Remove all hard links durably, without restoring files.
 
-        If somebody copied an open store with ``cp -r``, the file and its hard link are two separate
-        files in the copy. If the copy of the hard link differs from the copy of the file, the copy
-        of the hard link can contain messages that no other file has. So it is moved to quarantine.
-        With ``keeps_lost``, a file that is not empty, and has only its hard link, is moved to
-        quarantine too, except files that retention has deleted.
+        ``cp -r`` does not keep hard links. So in a copy of an open store, the log file and the file
+        in ``.logquarry/names/`` are separate files. If they differ, the file in
+        ``.logquarry/names/`` is moved to quarantine, because it can contain messages that no other
+        file has. With ``keeps_lost``, a file of which only the hard link is left is moved to
+        quarantine too, unless the file is empty or retention has deleted it.
         """
         expired = self._expired(folders) if keeps_lost else set()
         for folder in folders:

@@ -188,8 +188,8 @@ def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Itera
 def pieces(
     window: Window, rows: Rows, decoding: Decoding, most: int | None = None
 ) -> Iterator[tuple[Rows, pa.Array | None]]:
-    """Divide frames into pieces whose decompressed bodies take at most ``most`` bytes. A larger
-    body is a piece of its own; see :func:`contents`.
+    """Divide frames into pieces, for :func:`contents`. The decompressed bodies of a piece take at
+    most ``most`` bytes. If one body is larger, its frame alone makes a piece.
 
     For each piece, yields the rows of its frames and the column ``body``. If the read does not
     decompress bodies, the function yields one piece without this column.

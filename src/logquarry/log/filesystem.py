@@ -22,7 +22,7 @@ from logquarry.log.readable import (
     first_unreadable,
     joined,
 )
-from logquarry.paths import exists, is_link
+from logquarry.paths import ABSENT, exists, is_link
 from logquarry.systems import READ_ONLY, next_data
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ fetches four times the bytes of that window.
 """
 REMOTE_LEAST = 256 << 10
 _MOST_READ_WHOLE = 1 << 30
-_GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-"""Error numbers for a name that was deleted, or for a link without a target."""
 
 
 class Entry(NamedTuple):
@@ -249,7 +247,7 @@ class LocalFileSystem(FileSystem):
             with os.scandir(self._path(path)) as names:
                 entries = [self._entry(path, name) for name in names]
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in ABSENT:
                 return []
             where = self._path(path).rstrip("/")
             raise StoreNotFound(f"{where}: cannot be read: {reason_of(error)}") from error
@@ -265,7 +263,7 @@ class LocalFileSystem(FileSystem):
                 # only code that reads the link's target fails. An error here would make the whole
                 # store unreadable because of one foreign link.
                 return Entry(name.name, True, 0)
-            if error.errno not in _GONE:
+            if error.errno not in ABSENT:
                 # Without this name, a part of the store would seem to be missing.
                 if self.lost_names is None:
                     raise self._unreadable(path, error) from error
@@ -291,7 +289,7 @@ class LocalFileSystem(FileSystem):
         except FileNotFoundError:
             raise
         except OSError as error:
-            if error.errno in _GONE or path in (self.lost_names or ()):
+            if error.errno in ABSENT or path in (self.lost_names or ()):
                 raise FileNotFoundError(*error.args, self.full_path(path)) from error
             raise self._unreadable(path, error) from error
 
@@ -354,8 +352,9 @@ class RestoredFileSystem(LocalFileSystem):
 
     def _path(self, path: str) -> str:
         top, _, rest = path.partition("/")
-        present = self._restored.get(path if top not in self._restored else top, path)
-        return super()._path(f"{present}/{rest}" if top in self._restored else present)
+        if top in self._restored:
+            return super()._path(f"{self._restored[top]}/{rest}")
+        return super()._path(self._restored.get(path, path))
 
     def full_path(self, path: str) -> str:
         is_in_folder = path.partition("/")[0] in self._restored
@@ -365,8 +364,8 @@ class RestoredFileSystem(LocalFileSystem):
         found = {entry.name: entry for entry in super().list(path)}
         for name in self._restored:
             folder, _, base = name.rpartition("/")
-            status = os.stat(self._path(name))  # noqa: PTH116
             if folder == path:
+                status = os.stat(self._path(name))  # noqa: PTH116
                 found[base] = Entry(base, stat.S_ISDIR(status.st_mode), status.st_size)
             elif not path:
                 found.setdefault(folder, Entry(folder, True, 0))

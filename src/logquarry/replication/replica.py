@@ -3,9 +3,9 @@
 The replica checks the magic number, the lengths, the CRC and the physical offset of each frame as
 soon as the frame is complete. A transfer can end in the middle of a frame.
 
-RocketMQ's protocol has no message with which to compare two logs. So after each connection, a slave
-first requests the last bytes of its own log again, and compares the master's bytes with its own
-bytes. If the bytes differ, the logs have diverged, and replication stops. ::
+RocketMQ's protocol has no message that compares two logs. So after it has connected, a slave begins
+its request before the end of its own log. The master then sends bytes that the slave already has,
+and the slave compares both. If they differ, the logs have diverged, and replication stops. ::
 
     master  |=========================================|---- new ----...
     slave   |==========================[== compared ==]

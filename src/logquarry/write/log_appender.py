@@ -199,9 +199,8 @@ class LogAppender(FrameAppend):
         was taken.
         """
         file = self.file()
-        if self.claim_topic is not None:
-            copies = () if encoded.copies is None else encoded.copies.keys
-            self.claim((encoded.key, *copies))
+        copies = () if encoded.copies is None else encoded.copies.keys
+        self.claim((encoded.key, *copies))
         # If the message takes no queue offset, still add its queue to the table.
         queue_offset = self.queue_offsets.setdefault(encoded.key, 0)
         copied = self._copied(encoded, queue_offset)

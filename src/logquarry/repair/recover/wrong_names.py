@@ -30,7 +30,8 @@ def what_helps(layout: StoreLayout) -> str | None:
     if refusal(layout, Action.RECOVER) is not None:
         reads = "`logquarry salvage` reads the log files at their right offsets"
         return f"`logquarry recover` does not support this store; {reads}"
-    for path, _ in names.doubts:
+    if names.doubts:
+        path, _ = names.doubts[0]
         return f"`logquarry recover` refuses the store until you do what the finding of {path} says"
     try:
         misnamed_files(layout)
