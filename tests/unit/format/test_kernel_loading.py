@@ -1,13 +1,19 @@
-"""Ctrl-C while numba loads a kernel: otherwise numba could load no other kernel afterwards."""
+"""Numba loads kernels: Ctrl-C does not stop it half-way, and it loads no outdated kernel."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from numba.core.dispatcher import Dispatcher
 
+import logquarry.format.kernels.bytes as bytes_module
 from logquarry.format.kernels.bytes import kernel
 
 
@@ -31,3 +37,34 @@ def test_an_interrupt_waits_until_the_kernel_is_loaded(monkeypatch: pytest.Monke
         doubled(1)
     assert len(loaded) == 1
     assert doubled(4) == 8
+
+
+def test_numba_compiles_a_kernel_again_if_a_file_that_it_uses_has_changed(tmp_path: Path) -> None:
+    """An upgrade may change a function or a constant that is inlined into a kernel of another file.
+
+    Numba itself compares only the kernel's own file with its cache.
+    """
+    package = Path(bytes_module.__file__).parents[2]
+    copied = tmp_path / "logquarry"
+    shutil.copytree(package, copied, ignore=shutil.ignore_patterns("__pycache__"))
+    kernels, source = copied / "format" / "kernels", copied / "format" / "java.py"
+
+    def answer() -> str:
+        return subprocess.run(
+            [sys.executable, "-c", "import probe; print(probe.masked())"],
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{kernels}"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+
+    (kernels / "probe.py").write_text(
+        "from logquarry.format.kernels.bytes import CRC_MASK, kernel\n"
+        "@kernel\n"
+        "def masked():\n"
+        "    return CRC_MASK\n"
+    )
+    assert answer() == str(0x7FFFFFFF)
+    assert list((kernels / "__pycache__").glob("probe.masked*.nbi"))
+    source.write_text(source.read_text().replace("INT_MAX = 0x7FFFFFFF", "INT_MAX = 0x7FFF"))
+    assert answer() == str(0x7FFF)

@@ -11,16 +11,17 @@ the CRC function as an argument.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numba
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
+from numba.core import caching, cgutils
 from numba.extending import intrinsic
 
 from logquarry.format import frame, java, sys_flag
@@ -41,6 +42,39 @@ def _prepare_cache() -> None:
 
 
 _prepare_cache()
+
+
+def sources_digest(folder: Path) -> str:
+    """Return a hash of all Python files in a folder and its subfolders."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+_KERNELS: Final = Path(__file__).parent
+_DIGEST: Final = sources_digest(_KERNELS.parent)
+
+
+def _stamped(locator: Any) -> Any:
+    class Locator(locator):
+        @classmethod
+        def from_function(cls, py_func: Any, py_file: str) -> Any:
+            if Path(py_file).parent != _KERNELS:
+                return None
+            return super().from_function(py_func, py_file)
+
+        def get_source_stamp(self) -> Any:
+            return super().get_source_stamp(), _DIGEST
+
+    return Locator
+
+
+# Numba compiles a kernel again only if the kernel's own file has changed. But a kernel contains the
+# code of functions from other files, and constants from the formats. After an upgrade, numba would
+# load such a kernel with the old code. So the cache of a kernel depends on all these files.
+_CACHE: Final = caching.FunctionCache._impl_class
+_CACHE._locator_classes = [*map(_stamped, _CACHE._locator_classes), *_CACHE._locator_classes]
 
 
 def _pointer(builder: Any, address: Any, kind: Any) -> Any:
