@@ -49,7 +49,7 @@ _OF_READS: Final = LIMITS | {
     errno.ESTALE: "mount the network file system again",
 }
 _OF_WRITES: Final = _OF_READS | {
-    errno.ENOSPC: "free some space",
+    errno.ENOSPC: "free some space, or inodes if df -i shows that all are in use",
     errno.EDQUOT: "free some space, or raise the user's quota",
     errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
     errno.EROFS: "mount the file system for writing. The system's log (dmesg) can show why it is "

@@ -1,12 +1,16 @@
-"""Looks up local paths. Unlike the methods of ``Path`` since Python 3.14, these functions raise an
-error if the disk fails, so an unreadable path does not look missing.
+"""Looks up local paths. These functions raise an error if the disk fails, so an unreadable path
+does not look missing. ``glob`` and the methods of ``Path`` since Python 3.14 hide the error.
 """
 
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import stat
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Final
 
 ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
@@ -46,3 +50,32 @@ def mode_of(path: str | os.PathLike[str], *, follows: bool = True) -> int:
         if error.errno in ABSENT:
             return 0
         raise
+
+
+def matching(pattern: str) -> list[Path]:
+    """Return the sorted paths that match a glob; ``**`` stands for any number of folders, or none.
+
+    As in ``glob.glob``, wildcards do not match names that begin with a dot. Raises OSError if a
+    folder cannot be listed.
+    """
+    path = Path(pattern)
+    found = [Path(path.anchor)]
+    for part in path.parts[bool(path.anchor) :]:
+        found = [child for folder in found for child in _children(folder, part)]
+    return sorted(set(found))
+
+
+def _children(folder: Path, part: str) -> Iterator[Path]:
+    if not glob.has_magic(part):
+        if os.path.lexists(folder / part):
+            yield folder / part
+    elif is_folder(folder):
+        if part == "**":
+            yield folder
+        for child in folder.iterdir():
+            if child.name.startswith(".") and not part.startswith("."):
+                continue
+            if part == "**":
+                yield from _children(child, part) if is_folder(child) else (child,)
+            elif fnmatchcase(child.name, part):
+                yield child

@@ -30,7 +30,7 @@ from logquarry.format.frame import HOST_SIZE_V4, valid_host_bytes
 from logquarry.format.java import crc32
 from logquarry.log import codec, exported, schema
 from logquarry.log.location import path_or_url
-from logquarry.paths import exists, is_file, is_folder
+from logquarry.paths import exists, is_file, is_folder, matching
 from logquarry.text import counted
 from logquarry.write.outgoing_arrow import binary_spans
 
@@ -91,8 +91,7 @@ def open_source(location: str | os.PathLike[str]) -> Source:
     elif exists(path) or not glob.has_magic(name):
         found = [path]
     else:
-        found = [Path(match) for match in sorted(glob.glob(name, recursive=True))]  # noqa: PTH207
-        found = [match for match in found if _is_data(match)]
+        found = [match for match in matching(name) if _is_data(match)]
     if not found:
         raise SourceNotReadable(f"{name}: contains no files to import")
     return Source(name, tuple(_file(child) for child in found))

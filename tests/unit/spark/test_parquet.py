@@ -170,7 +170,8 @@ def test_a_full_disk(
     monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", row_bytes)
     monkeypatch.setattr(OutputFolder, "create", lambda *_: pa.OSFile("/dev/full", "wb"))
     with pytest.raises(
-        StoreUnavailable, match=rf"^{tmp_path}/out: cannot be written: .*: free some space$"
+        StoreUnavailable,
+        match=rf"^{tmp_path}/out: cannot be written: .*: free some space",
     ):
         written(tmp_path, store)
 

@@ -383,7 +383,7 @@ def _write(disk: Disk, path: Path, size: int, parts: dict[int, bytes]) -> None:
 def _remove(disk: Disk, root: Path, aside: Path | None) -> None:
     """Remove the old wheel, its snapshots and the timer log."""
     folder = root / timer.LOG
-    paths = sorted(root.glob(f"{timer.WHEEL}*"))
+    paths = sorted(path for path in root.iterdir() if path.name.startswith(timer.WHEEL))
     # A file with the name of the folder would prevent the creation of the new folder.
     paths += sorted(folder.iterdir()) if is_folder(folder) else []
     paths += [folder] if os.path.lexists(folder) and not is_folder(folder) else []

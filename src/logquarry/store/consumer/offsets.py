@@ -224,7 +224,8 @@ class LostOffsets:
             if (text := _torn_text(path)) is not None
         ]
         aside = quarantine(root, CONFIG)
-        self._aside = sorted(aside.glob(f"{name}*")) if is_folder(aside) else []
+        moved = aside.iterdir() if is_folder(aside) else ()
+        self._aside = sorted(path for path in moved if path.name.startswith(name))
         # Read the time now, because later saves of the offsets change it.
         self.saved_at = self._find_saved_at()
         self.unread = self._find_unread(config / name)
