@@ -131,9 +131,10 @@ class _Round:
         next: queue offset of the first half message that this check has not finished.
         ops: for the queue offset of each half message, the queue offsets of the op messages that
             list it.
+        awaited: for the queue offset of each op message, the half messages in its list that this
+            check has not passed yet. If there is none, later checks need not read the op message.
         old: queue offsets of half messages before ``start`` that are listed in op messages.
         op_start: queue offset of the op message at which this check began.
-        done: queue offsets of op messages that later checks need not read again.
     """
 
     queue: Queue
@@ -144,8 +145,8 @@ class _Round:
     next: int
     op_start: int
     ops: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    awaited: dict[int, set[int]] = field(default_factory=dict)
     old: set[int] = field(default_factory=set)
-    done: set[int] = field(default_factory=set)
 
 
 @dataclass(eq=False, repr=False)
@@ -222,8 +223,7 @@ class TransactionChecks:
                     self.transactions.ended.discard((queue_id, offset))
                 else:
                     found.ops[offset].append(op_offset)
-            if all(offset < start for offset in names):
-                found.done.add(op_offset)
+            found.awaited[op_offset] = {offset for offset in names if offset >= start}
         return found
 
     def _known(self, queue: Queue) -> int:
@@ -234,7 +234,7 @@ class TransactionChecks:
     def _commit(self, round_: _Round) -> None:
         """Sync the log, then commit the progress, which must never be ahead of the synced log."""
         op_end, queue_id = round_.op_start, round_.queue.queue_id
-        while op_end in round_.done:
+        while round_.awaited.get(op_end) == set():
             op_end += 1
         has_moved = (round_.next, op_end) != (round_.start, round_.op_start)
         if not has_moved and queue_id in self.offsets.of(HALF_TOPIC, GROUP):
@@ -251,7 +251,8 @@ class TransactionChecks:
             before = self._before[queue_id] = self._look_back(round_, stop)
         for offset in range(round_.start, stop):
             if offset in round_.ops:
-                round_.done.update(round_.ops[offset])
+                for op_offset in round_.ops[offset]:
+                    round_.awaited[op_offset].discard(offset)
                 self.transactions.ended.discard((queue_id, offset))
             elif not self._pass(round_, offset, before):
                 return

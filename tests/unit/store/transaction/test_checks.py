@@ -193,6 +193,25 @@ def test_progress_goes_on_after_a_restart(root: Path, clock: FakeClock) -> None:
     assert offsets(root) == (2, 0)
 
 
+def test_an_op_message_with_several_offsets_is_read_until_all_are_passed(
+    root: Path, clock: FakeClock
+) -> None:
+    """RocketMQ 5 lists several half messages in one op message."""
+    with opened(root, clock) as store:
+        leave(store, "a", "b", "c")
+        store.put(Message(OP_TOPIC, b"0,2,", queue_id=0, tags="d"))
+        assert store.check_transactions(Listener()) == CheckReport(), "b is too young"
+    assert offsets(root) == (1, 0)
+    clock.advance(TIMEOUT)
+    listener = Listener(b="rollback", c="commit")
+    with opened(root, clock) as store:
+        store.check_transactions(listener)
+        assert [t.message.body for t in listener.asked] == [b"b"]
+        assert bodies(store) == []
+        store.check_transactions(listener)
+    assert offsets(root) == (4, 2)
+
+
 def test_a_crash_between_commit_and_note_commits_once(root: Path, clock: FakeClock) -> None:
     with opened(root, clock) as store:
         mend = failing(store, OP_TOPIC)
