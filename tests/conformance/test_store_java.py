@@ -254,8 +254,8 @@ def test_a_java_opener_of_our_live_store_costs_no_message(flush: str, tmp_path: 
                 refused = run("ha-master", str(free_port()), root, timeout=120)
                 assert refused.returncode != 0
                 assert "ready" not in refused.stdout
-                # load() may also refuse: a file that our writer has just made is empty for a moment,
-                # and RocketMQ loads only files of the whole size.
+                # load() may also refuse: a file that our writer has just made is empty for a
+                # moment, and RocketMQ loads only files of the whole size.
                 answer = refused.stderr + refused.stdout
                 assert "Lock failed" in answer or "load() refused" in answer
         finally:

@@ -67,6 +67,8 @@ if TYPE_CHECKING:
 
 _PAGES: Final = (4 << 10, 16 << 10, 64 << 10)
 """Page sizes, in bytes, of the systems on which RocketMQ runs."""
+_SECTOR: Final = 512
+"""Number of bytes that a disk writes whole."""
 _BACK: Final = 16 << 20
 """Number of bytes before the log's end that are searched for the source of stale bytes."""
 _MOST_FRAMES: Final = 1 << 14
@@ -356,11 +358,11 @@ def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
 def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     """Return the physical offset of the log's last message if it is incomplete, else None.
 
-    The message is checked only after a crash, and only if it is after the durable offset. A message
-    with properties is incomplete if the properties end in a zero byte. A message without properties
-    is incomplete if its topic ends in a zero byte. A torn page or a crashed replica can leave such
-    bytes, and no CRC covers them. If the message has a queue entry, only its topic is checked:
-    zeros may be part of the properties.
+    The message is checked only after a crash, and only if it is after the durable offset. A torn
+    page or a crashed replica can leave zeros in the topic and the properties, which no CRC covers.
+    A message is incomplete if the properties end in a zero byte, or, without properties, the topic.
+    If the message has a queue entry, zeros may be part of the properties. Then the properties are
+    incomplete only if all their bytes in one sector are zeros.
     """
     if bounds.durable is None or bounds.is_closed:
         return None
@@ -376,7 +378,18 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     frame = last.window.frame_at(at)
     has_entry = last.window.base + at < (bounds.queued or 0)
     text = frame.topic if has_entry else frame.properties or frame.topic
-    return last.window.base + at if text.endswith(b"\0") else None
+    end = (last.window.base + at + frame.size) % layout.commit_log.file_size
+    is_torn = text.endswith(b"\0") or _has_lost_sector(frame.properties, end)
+    return last.window.base + at if is_torn else None
+
+
+def _has_lost_sector(text: bytes, end: int) -> bool:
+    """Whether a sector begins inside a text, and contains only zeros of the text. ``end`` is the
+    position of the text's end in its file.
+    """
+    first = -(end - len(text)) % _SECTOR
+    sectors = (text[at : at + _SECTOR] for at in range(first, len(text), _SECTOR))
+    return any(not any(sector) for sector in sectors)
 
 
 def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:

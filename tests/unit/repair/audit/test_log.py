@@ -204,3 +204,28 @@ def test_a_last_message_that_ends_in_zeros(tmp_path: Path, harm: str, is_queued:
     expected = None if harm == "properties" and is_queued else torn
     assert torn_end(layout, known) == expected
     assert torn_end(layout, bounds(durable=end, queued=end)) is None
+
+
+@pytest.mark.parametrize("place", ["inside", "before"])
+@pytest.mark.parametrize("lost", ["end", "middle"])
+def test_a_lost_sector_in_the_properties_of_a_queued_message(
+    tmp_path: Path, lost: str, place: str
+) -> None:
+    """The entry reached the disk before the sector. Zeros elsewhere may be part of the text."""
+    with StoreBuilder(tmp_path, file_size=FILE_SIZE) as builder:
+        builder.put("orders", b"first")
+        torn = builder.offset
+        values = "A\x01" + "text" * 300
+        builder.put("orders", b"last", properties_string=values)
+        end = builder.offset
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    start = end - end % 512 if lost == "end" else end - end % 512 - 512
+    stop = end if lost == "end" else start + 512
+    start += place == "before"
+    assert torn < end - len(values) < start < stop <= end
+    data[start:stop] = bytes(stop - start)
+    path.write_bytes(data)
+    layout = StoreLayout.open(tmp_path, StoreConfig(mapped_file_size_commit_log=FILE_SIZE))
+    expected = torn if place == "inside" else None
+    assert torn_end(layout, bounds(durable=torn, queued=end)) == expected
