@@ -206,7 +206,7 @@ class AllocateMappedFileService(Service):
                 self._logged = None
             except StoreUnavailable as error:
                 # Each waiting put requests the file again. Log a full disk only once.
-                text = f"{request.path}: cannot be created: {error}"
+                text = f"a log file cannot be created: {error}"
                 if text != self._logged:
                     logger.warning("%s", text)
                 self._logged = text
