@@ -91,7 +91,7 @@ _HIDE = "SPARK_HIDE_TRACEBACK"
 
 @contextmanager
 def without_traceback() -> Iterator[None]:
-    """In a worker, report a LogquarryError without a traceback; see also :func:`ignore_hang_ups`."""
+    """In a worker, report a LogquarryError without traceback; see also :func:`ignore_hang_ups`."""
     ignore_hang_ups()
     try:
         yield

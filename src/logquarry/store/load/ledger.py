@@ -8,8 +8,8 @@ are in the log.
     staged/<app>/<version>/ segments to load
 
 Each JSON file is written under a temporary name, synced, and renamed. The version numbers of an
-application's loads increase, as in Delta Lake (``txnAppId`` and ``txnVersion``). A recorded version
-means that the log also has the loads of all lower versions.
+application's loads increase, as in Delta Lake (``txnAppId`` and ``txnVersion``). If a version is
+recorded, the log has the loads of this version and of all lower versions.
 """
 
 from __future__ import annotations
