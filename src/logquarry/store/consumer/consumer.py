@@ -38,8 +38,8 @@ class _Slot:
 
     Attributes:
         done: all messages below this queue offset are handled.
-        given: number of queue offsets, counted from ``done``, whose messages the caller has
-            received but not handled yet.
+        given: number of queue offsets, from ``done`` on, whose messages the caller is still
+            handling.
         committed: the queue offset of the last explicit ``commit``. If ``committed`` is higher than
             ``done``, the consumer commits ``committed`` instead of ``done``.
     """

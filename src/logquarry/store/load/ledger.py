@@ -50,8 +50,8 @@ class LoadId:
 
     Attributes:
         version: number of the load, 0 to 2**63 - 1; later loads have larger numbers.
-        is_named: whether the application chose the name, so that it may repeat the load later. A
-            load without a name is recorded only while it runs.
+        is_named: whether the application chose the name. Only then may the application repeat the
+            load later. A load without a name is recorded only while it runs.
     """
 
     app: str

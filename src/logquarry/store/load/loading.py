@@ -280,7 +280,7 @@ def _torn_frame(root: Path, config: StoreConfig, intent: Intent) -> int | None:
         # messages after this frame.
         return None
     least = max(intent.start, durable.end)
-    # Compare frames only if one of them looks torn.
+    # Compare the log with the load only if a frame of the log looks torn.
     if not any(map(_has_suspects, _runs(layout, least, resync=True))):
         return None
     return _find(root, config, intent, durable=least).torn
@@ -353,9 +353,9 @@ class _Search:
 
     Attributes:
         place: place of the first frame that the log lacks (:class:`StagedLoad`).
-        torn: physical offset of this frame if the log has the frame with zeros in its topic or
-            properties. A power cut left these zeros, and no CRC covers topic and properties. None
-            if the log has no part of this frame.
+        torn: physical offset of this frame, if a power cut left zeros in the topic or the
+            properties of the frame in the log (no CRC covers them). None if the log has no part of
+            this frame.
         lost: number of bytes that the log has lost after the last frame that the search found;
             _UNKNOWN if the number is unknown, and None if no bytes are lost. If ``lost`` is not
             None, the log may once have had further frames of the load.
