@@ -320,7 +320,7 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 
 _MOST: Final = 3
-"""Maximum number of files that the description of one sign of damage lists."""
+"""Maximum number of wrong log files, and of wrong queue files, that are listed one by one."""
 
 
 def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:

@@ -353,9 +353,8 @@ class _Search:
 
     Attributes:
         place: place of the first frame that the log lacks (:class:`StagedLoad`).
-        torn: physical offset of this frame, if a power cut left zeros in the topic or the
-            properties of the frame in the log (no CRC covers them). None if the log has no part of
-            this frame.
+        torn: physical offset of this frame, if a power cut left zeros in the frame's topic or
+            properties, which no CRC covers. None if the log has no part of this frame.
         lost: number of bytes that the log has lost after the last frame that the search found;
             _UNKNOWN if the number is unknown, and None if no bytes are lost. If ``lost`` is not
             None, the log may once have had further frames of the load.
