@@ -193,9 +193,9 @@ class StoreReads(LogReads):
 
         If no message has exactly this time, the method searches one queue file for the last message
         before and the first message after the time. It returns the offset of the nearer message, as
-        RocketMQ's ``getOffsetInQueueByTime`` does. If the queue is a batch queue or in RocksDB, the
-        method returns the first message at or after the time, or the last message. If the queue is
-        empty, the method returns 0. :meth:`scan` describes the types of a time.
+        RocketMQ's ``getOffsetInQueueByTime`` does. In a batch queue or a queue in RocksDB, the
+        method chooses the first message at or after the time; if there is none, the last message.
+        If the queue is empty, the method returns 0. :meth:`scan` describes the types of a time.
         """
         queue = self._readable_queue(*arguments.queue(topic, queue_id))
         timestamp_ms = arguments.time_ms(timestamp_ms, "timestamp_ms")
