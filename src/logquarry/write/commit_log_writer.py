@@ -453,8 +453,8 @@ class CommitLogWriter(LogAppender):
             for place in (0, 2, 10, 12, 13, 14, 15):
                 if fields[place] is not first[place] and fields[place] != first[place]:
                     return 0
-            # A message without a map of properties keeps its property string in memory while the
-            # kernel needs it.
+            # If the message has a map of properties, _fill makes a new string, and no variable here
+            # would keep this string in memory until the kernel has read it.
             if type(body) is not bytes or fields[5] is not None:
                 return 0
             if self._fill(cython.address(items[0][number]), messages[number], body) is None:

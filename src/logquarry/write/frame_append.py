@@ -195,10 +195,11 @@ class FrameAppend:
     Args:
         clock: returns store times, in milliseconds.
         queue_offsets: the next offset of each queue.
-        takes_kernels: whether compiled code (kernels or this class) may write frames. If not, the
-            pure-Python version (the reference) writes all frames.
-        settle: called after the append, without the log's lock. The function waits for flush and
-            replica if the put requests this, and returns the result with the status of these waits.
+        takes_kernels: whether compiled code (kernels or this class) may write frames. If False,
+            the pure-Python version (the reference) writes all frames.
+        settle: called after the append, without the log's lock. If the put requests a wait,
+            ``settle`` waits for flush and replica. It returns the result with the status of the
+            waits.
 
     Attributes:
         bar: the reason why no bytes may be appended now; None if bytes may be appended. An append
@@ -300,10 +301,10 @@ class FrameAppend:
         """Compiled: append the frames of one or more messages of the same queue. Either all frames
         are appended, or none.
 
-        ``items`` is a C array of ``Item``. This method sets the sizes in it, and the numbers that
-        all messages share. If the clock is the system time, the method calls no Python code while
-        it holds the log's lock. So no other thread and no signal handler can run after the bytes
-        are written and before the queue's next offset is raised.
+        ``items`` is a C array of ``Item``. In each item, this method sets the sizes and the numbers
+        that all messages share. If the clock is the system time, the method calls no Python code
+        while it holds the log's lock. So no other thread and no signal handler can run after the
+        bytes are written and before the queue's next offset is raised.
 
         If the pure-Python version must append the messages, this method changes nothing, and
         returns None or raises OverflowError.

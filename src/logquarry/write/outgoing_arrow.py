@@ -47,8 +47,8 @@ _KINDS: Final = {
     "born_host": None,
     "store_host": None,
 }
-"""Field of a message -> type of its Arrow column; None for text or bytes. The column of any other
-field has int64.
+"""Field of a message -> type of its Arrow column; None for text or bytes. The columns of all other
+fields have the type int64.
 """
 _DEFAULTS: Final = dict(zip(Message._fields[1:], Message("t")[1:], strict=True))
 _PAIR_GLUE: Final = 2

@@ -216,8 +216,9 @@ class QueueTable:
     dispatcher may write with a writer.
 
     Args:
-        ends: the end of each existing queue, as a number of entries from position 0 of its files.
-            In a queue of 20-byte entries, this number is the queue offset after the last entry.
+        ends: the end of each existing queue: the end's position in the queue's files, divided by
+            the size of an entry. In a queue of 20-byte entries, this is the queue offset after the
+            last entry.
         keeps_tails: whether to keep the bytes after the end of a queue, and to accept a missing
             file between two other files, as RocketMQ does.
         log_end: the end of the log when the store was opened.
