@@ -70,8 +70,8 @@ _LARGEST_DOCUMENT: Final = remoting.LARGEST_FRAME - (1 << 12)
 """Maximum number of bytes of a table as JSON. A frame must have room for the table and a header."""
 
 _Signature = tuple[int, int, int]
-"""Inode, modification time and size of a file. A write changes at least one of them, except
-sometimes directly after another write (see _SETTLED_NS).
+"""Inode, modification time and size of a file. A write changes at least one of the three values.
+Only a write directly after another write may change none (see _SETTLED_NS).
 """
 
 
@@ -224,8 +224,8 @@ class ConfigServer(Server[_Asking]):
         return min(waits, default=LONGEST_WAIT_MS)
 
     def _serve(self, peer: _Asking, now: int) -> int:
-        # Answers the peer's next request, but only after the previous answer was sent completely.
-        # Returns the number of milliseconds until the next call.
+        # If the previous answer was sent completely, answers the peer's next request. Returns the
+        # number of milliseconds until the next call.
         wire = peer.wire
         left = peer.heard_ms + self._options.idle_ms - now
         if left <= 0:

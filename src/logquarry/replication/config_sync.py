@@ -1,7 +1,7 @@
 """Copies the files of a master's ``config/`` into a slave's store, as RocketMQ's
 ``SlaveSynchronize`` does.
 
-Each copy requests all tables (the content of one file each) over one connection. If one table
+Each copy requests all tables over one connection; a table is the content of one file. If one table
 cannot be copied, the copy continues with the next table, and the next copy tries again.
 """
 

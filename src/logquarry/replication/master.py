@@ -28,7 +28,8 @@ _TURN: Final = 8 << 20
 _REPORTS: Final = 16 << 10
 """Maximum number of bytes to read from one slave before the thread continues with the next slave.
 
-A complete TLS record must fit: the selector does not report the unread part of a record.
+This number must be at least the size of a TLS record, because the selector does not report the
+unread part of a record.
 """
 
 

@@ -383,8 +383,8 @@ class HaSlave(Worker):
         try:
             return all(self._goes_on_after(event) for event in events)
         finally:
-            # The frames are checked once after all events, and not after each event, because a
-            # check of many bytes takes hardly longer than a check of few.
+            # Check the frames once, after all events: a check of many bytes takes hardly longer
+            # than a check of few bytes.
             self._replica.check()
 
     def _goes_on_after(self, event: ha.SlaveEvent) -> bool:

@@ -86,7 +86,8 @@ def _class_of(name: str) -> Any:
         try:
             found = getattr(import_module(module), name, None)
         except ModuleNotFoundError as error:
-            # If PySpark is installed, but a package that it needs is missing, show that error.
+            # If PySpark is installed, but lacks a package that it needs, raise the error that names
+            # this package.
             if error.name is None or not error.name.startswith("pyspark"):
                 raise
             continue
@@ -106,7 +107,7 @@ if not TYPE_CHECKING:
         class DataSourceStreamArrowWriter(
             _class_of("DataSourceStreamWriter"), DataSourceArrowWriter
         ):
-            """Base class of a stream's writer to which Spark passes Arrow batches."""
+            """Base class of a stream writer. Spark passes Arrow batches to the writer."""
 
 
 def has_sources() -> bool:

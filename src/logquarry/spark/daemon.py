@@ -32,8 +32,8 @@ def load_worker_modules() -> None:
     from logquarry.log import codec, walk  # noqa: F401
 
     codec.kernels()
-    # Freeze all objects. Otherwise, garbage collection in a worker would write to memory that the
-    # processes share, and Linux would copy this memory.
+    # Freeze all objects, so that garbage collection in a worker does not write to the memory that
+    # the processes share: Linux would copy this memory.
     gc.freeze()
 
 

@@ -32,7 +32,7 @@ SAMPLE: Final = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeOptions:
-    """How to decode bodies.
+    """Options for decoding bodies.
 
     If `schema` is None, the export infers the schema from JSON bodies. Picklable.
     """
