@@ -460,8 +460,8 @@ class Held:
                 signal.signal(number, self._note)
 
     def release(self) -> None:
-        """Restore the signal handlers that :meth:`hold` replaced, even if the program has set other
-        handlers since then.
+        """Restore the signal handlers that were set before :meth:`hold` was called, even if the
+        program has set other handlers since then.
         """
         for number, handler in self._before.items():
             if handler is not None:

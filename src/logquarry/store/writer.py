@@ -150,7 +150,7 @@ class BaseWriter(LiveStore):
         """Put unchanged messages from another store; see :meth:`ManyWriter.put_stored`.
 
         With ``keep_times``, the messages keep their store times. Store times must not decrease in a
-        log. So a time before the store time of the log's last message is replaced by that time.
+        log. A message with an earlier time gets the store time of the log's last message.
         """
         least = self._last_time() if keep_times else None
         return self._put_many(lambda: self._many.put_stored(batch, least))

@@ -115,7 +115,7 @@ class Faults:
             self.is_stopped = True
             raise Stopped
         is_half = False
-        # Ask all faults before one of them raises, so that each fault counts the call.
+        # Call hits() of each fault before this method raises, so that each fault counts the call.
         for fault in [fault for fault in self._faults if fault.hits(kind)]:
             if fault.error != SHORT:
                 raise OSError(fault.error, os.strerror(fault.error))

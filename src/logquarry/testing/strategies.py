@@ -76,8 +76,8 @@ _ODD_PIECES = [
 
 
 # ---------------------------------------------------------------------------------- single fields
-# The strategies are cached: Hypothesis validates each strategy object once, and this takes as long
-# as the draws of several examples.
+# The strategies are cached, because Hypothesis validates each strategy object once. A validation
+# takes as long as drawing several examples.
 @cache
 def hosts(*, v6: bool) -> st.SearchStrategy[bytes]:
     """BORNHOST or STOREHOSTADDRESS: address and port, in 8 or 20 bytes. Ports can be negative."""

@@ -143,7 +143,7 @@ class CommitLogWriter(LogAppender):
 
     def append_message(self, message: Message) -> tuple[PutResult, bool]:
         """Put one message without waiting for flush and replica. Return the result, and whether the
-        message requests that its put waits.
+        message requests these waits.
         """
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()
@@ -364,7 +364,7 @@ class CommitLogWriter(LogAppender):
         message: Message | None,
     ) -> tuple[PutResult, bool]:
         """Put a batch without waiting for flush and replica. Return the result, and whether the
-        batch requests that its put waits.
+        batch requests these waits.
         """
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()

@@ -1,9 +1,9 @@
 """Appends the frames of a message or a batch to the log's last file, by compiled code. A function,
 class or method whose docstring begins with "Compiled" is used only if this module is compiled.
 
-If logquarry runs interpreted, :meth:`CommitLogWriter.put_common
+If logquarry runs interpreted, other methods append the frames: :meth:`CommitLogWriter.put_common
 <logquarry.write.commit_log_writer.CommitLogWriter.put_common>` and :meth:`LogAppender.append_held
-<logquarry.write.log_appender.LogAppender.append_held>` (the reference) append the frames.
+<logquarry.write.log_appender.LogAppender.append_held>` (the reference).
 """
 
 from __future__ import annotations
@@ -203,8 +203,8 @@ class FrameAppend:
 
     Attributes:
         bar: the reason why no bytes may be appended now; None if bytes may be appended. An append
-            reads this attribute under the log's lock, because another thread may set it after the
-            put has checked everything else.
+            reads this attribute under the log's lock, because another thread may set ``bar``
+            after all other checks of the put.
     """
 
     def __init__(

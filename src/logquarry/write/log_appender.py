@@ -144,7 +144,7 @@ class LogAppender(FrameAppend):
     # ---------------------------------------------------------------------------------- append
     def append_reference(self, message: Message) -> tuple[PutResult, bool]:
         """Append any message without waiting for flush and replica. Return the result, and whether
-        the message requests that its put waits.
+        the message requests these waits.
         """
         encoded = self.encoder.encode(message)
         return self.append(encoded), encoded.wait
@@ -156,7 +156,7 @@ class LogAppender(FrameAppend):
         message: Message | None,
     ) -> tuple[PutResult, bool]:
         """Append any batch without waiting for flush and replica. Return the result, and whether
-        the batch requests that its put waits.
+        the batch requests these waits.
         """
         if messages is not None:
             messages = require_messages(messages, "put_batch")

@@ -144,8 +144,8 @@ class PropertyMap:
 def looked_at(message: Message) -> Mapping[str, str]:
     """Return the properties that show whether the store must change a message.
 
-    The function first searches the property string for properties that make the store change the
-    message. If there are none, the function does not parse the string, and the result is empty.
+    A property string is first searched for properties that make the store change the message. If
+    the string has no such property, it is not parsed, and the result is empty.
     """
     if message.properties is None and not message.delay_level and message.wait_store_ok:
         string = message.properties_string

@@ -297,8 +297,8 @@ def _as_map(column: pa.Array) -> pa.Array:
     """
     rows = column.to_pylist()
     if pa.types.is_struct(column.type):
-        # Each struct has the names of the dicts of all rows. A name that is not in the row's own
-        # dict has the value null.
+        # Each struct has a field for each name in the dicts of all rows. If a name is not in the
+        # row's own dict, its value is null.
         rows = [row and [pair for pair in row.items() if pair[1] is not None] for row in rows]
     try:
         return pa.array([row and list(map(tuple, row)) for row in rows], _KINDS["properties"])

@@ -136,7 +136,7 @@ class TopicTable:
         """Add, replace or remove topics, and write the file once. None removes a topic from the
         file; its messages stay in the log.
 
-        Raises StoreUnavailable, without a change, if the file cannot be read or written.
+        If the file cannot be read or written, raises StoreUnavailable and changes nothing.
         """
         if not self._is_readable:
             raise StoreUnavailable(f"{self._file.path} cannot be read: restore or delete it")
