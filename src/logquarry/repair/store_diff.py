@@ -41,7 +41,7 @@ class Place:
     Attributes:
         what: ``message``, ``blank``, ``damage`` or ``nothing`` (no file, or only zeros).
         offset: physical offset of the first byte.
-        topic: topic of the message. Only messages have this and the following attributes.
+        topic: topic of the message. Only a message has a topic and the attributes below.
         store_timestamp: store time in milliseconds.
         message_id: upper-case hex.
     """
@@ -92,8 +92,8 @@ class StoreDiff:
 
     Attributes:
         start: physical offset of the common part's start.
-        end: physical offset of the common part's end. If there is no common part, ``end`` is not
-            after ``start``.
+        end: physical offset of the common part's end. If there is no common part, ``end`` is at or
+            before ``start``.
         config: name of a file in config/ -> ``equal``, ``different``, ``only_a`` or ``only_b``.
             Consumers change these files, so they do not affect the verdict.
         notes: texts about further facts; none of these facts is a divergence.
@@ -191,7 +191,7 @@ class LogDiff:
         file_a, file_b = _file_at(self._a, start), _file_at(self._b, start)
         if file_a is None or file_b is None:
             missing: Side = "a" if file_a is None else "b"
-            # If neither log has a file for this part, that is not a difference.
+            # If both logs lack a file for this part, there is no difference.
             if name := file_a or file_b:
                 self.parts.append(LogPart(name, start, stop - start, stop - start, start, missing))
                 self.divergence = self.divergence or self._divergence(start)

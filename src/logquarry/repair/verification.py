@@ -431,7 +431,7 @@ class _Verification:
 
 
 def _audit_around(layout: StoreLayout, place: int) -> LogAudit:
-    """Audit the log from the file that contains the byte before ``place``, up to the log's end."""
+    """Audit the log up to its end; start at the file that contains the byte before ``place``."""
     file = layout.commit_log.at(place - 1)
     bounds = find_bounds(layout, all_queues(layout))
     log = LogAudit(layout, bounds, start=None if file is None else file.base, stop=layout.cut_end)

@@ -241,8 +241,8 @@ def _first_entry(view: FileView) -> int | None:
 def check_databases(layout: StoreLayout, report: VerifyReport, *, is_live: bool) -> None:
     """Read all records of the RocksDB folders of index, timers, transactions and pop records."""
     for folder in (ROCKSDB_STORE, KV_STORE):
-        # A running broker replaces files while they are read, so report only a failure of the last
-        # attempt.
+        # A running broker replaces files while this function reads them. So repeat a failed check,
+        # and report only the failure of the last attempt.
         for left in reversed(range(_LIVE_ATTEMPTS if is_live else 1)):
             try:
                 _check_database(layout, folder, report)

@@ -278,8 +278,8 @@ class HaMaster(Server[_Slave]):
         is_silent = slave.machine.state is ha.MasterState.AWAITING_REQUEST
         return "it sent no report" if is_silent else None
 
-    # Puts must wait for each slave that status() lists. So the base class calls this method before
-    # it adds the slave to that list.
+    # The base class calls this method before status() lists the slave, because puts must wait for
+    # each listed slave.
     def _came(self, slave: _Slave) -> None:
         if slave.wire.is_ready:
             self._feed.replicas.slave_came()

@@ -186,7 +186,7 @@ class Server(Worker, Generic[P]):
         """
 
     def _read_from(self, peer: P) -> None:
-        """Read the bytes that a peer has sent. The peer may have been removed in the meantime."""
+        """Read the bytes that a peer has sent. If the peer was removed meanwhile, do nothing."""
         if peer not in self._peers or not peer.wire.is_ready:
             return
         try:

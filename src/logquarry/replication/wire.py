@@ -107,8 +107,9 @@ class Wake:
 def require_peer(store: object, host: object, port: object, options: object, kind: type) -> None:
     """Check the constructor's arguments of a master, a slave or a ConfigSync."""
     takes = 'a store, opened with MessageStore.open(path, mode="rw")'
-    # Accept a store that is open for reading: log_feed later raises a better error for it. Also
-    # accept other objects that have a log_feed, because a test passes a model of a store.
+    # Accept a store that is open for reading: log_feed later raises a clearer error for such a
+    # store. Also accept other objects that have a log_feed, because a test passes a model of a
+    # store.
     if not isinstance(store, MessageStore) and not hasattr(store, "log_feed"):
         arguments.refuse_type(store, "store", takes)
     require_address(host, port, options, kind)

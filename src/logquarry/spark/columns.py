@@ -174,7 +174,7 @@ def _with_schema(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
 def _retyped(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if not pa.types.is_map(kind):
         return array.cast(kind)
-    # The new array uses the same buffers with the wanted type. A cast would take longer than all
+    # Make an array of the wanted type from the same buffers: a cast would take longer than all
     # other work on a batch.
     entries = pa.struct([kind.key_field, kind.item_field])
     pairs = pa.Array.from_buffers(entries, len(array.keys), [None], 0, 0, [array.keys, array.items])

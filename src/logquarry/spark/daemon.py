@@ -18,7 +18,7 @@ from logquarry.spark.worker import ignore_hang_ups
 
 
 def load_worker_modules() -> None:
-    """Import the modules that a worker needs and that start no thread.
+    """Import the modules that a worker needs, except modules that start a thread.
 
     Spark starts a new worker after an error or an idle minute. Without this call, each worker
     spends most of its first second on these imports. Threads do not survive a fork, so this call

@@ -243,8 +243,8 @@ def chunks(batches: Iterator[pa.RecordBatch], *, in_one: bool = False) -> Iterat
 
     If `in_one` is true, each column is copied into one chunk.
 
-    The caller should delete each table before requesting the next: a table takes most of a task's
-    memory.
+    The caller should delete each table before it requests the next table, because one table takes
+    most of a task's memory.
     """
     held: list[pa.RecordBatch] = []
     size = 0

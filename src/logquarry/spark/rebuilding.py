@@ -241,7 +241,7 @@ class _SparkBuild:
 
     def run(self) -> Built:
         job = self.job
-        # The folders are made here, because a task makes a folder only if it writes an entry there.
+        # Make all folders here, because a task makes a folder only if it writes an entry there.
         for name in job.names:
             job.disk.make_folders(job.folder / name)
         parts_of_log = list(tiles(job.layout, self.split_size))

@@ -201,7 +201,8 @@ class Advance:
             for name, value in self._committed.items()
             if name.startswith(_broker(""))
         }
-        # The start in the options applies only to stores from which the table has no messages yet.
+        # If the table already has messages of a store, ignore the start in the options for this
+        # store.
         start = OffsetLimit(default=read.start.default, brokers={**read.start.brokers, **known})
         planner = StreamPlanner(replace(read, start=start), read.names)
         first = planner.initial()
@@ -276,7 +277,7 @@ class Advance:
         return True
 
     def settle(self) -> None:
-        """Commit the offsets that the steps have reached but not yet committed.
+        """Commit the offsets that the steps have reached, but have not yet committed.
 
         A step that finds no message for the table usually commits nothing.
         """

@@ -411,7 +411,7 @@ def _is_first(table: IcebergTable, snapshot: Snapshot) -> bool:
     """
     if _rows_before(snapshot):
         return False
-    # After the table was replaced, it still lists the snapshots of exports until they expire.
+    # A replaced table still lists the snapshots of earlier exports until these snapshots expire.
     return snapshot.sequence_number == _FIRST_NUMBER or any(map(_marks_text, table.snapshots()))
 
 

@@ -133,8 +133,8 @@ def check_types(name: str, own: pa.Schema, found: pa.Schema) -> None:
 
 
 def _kind(kind: pa.DataType) -> str:
-    # Differences between libraries are ignored. A library may read a column with 64-bit offsets or
-    # as views, and may use other names inside a nested type.
+    # Ignore differences between libraries. A library may read a column with 64-bit offsets or as
+    # views, and may use other names inside a nested type.
     text = str(kind).replace("large_", "").replace("_view", "")
     return text.partition("<")[0] if kind.num_fields else text
 
@@ -292,7 +292,7 @@ class Table(Protocol):
         """Folder of the table's files."""
 
     def is_called(self, name: str) -> bool:
-        """Return whether a name that an earlier export recorded is the name of this table."""
+        """Return whether `name`, which an earlier export recorded, is the name of this table."""
 
     @property
     def partitions_in_files(self) -> bool:
@@ -327,8 +327,8 @@ class Table(Protocol):
 class TableState:
     """State of a table at the time of :meth:`Table.look`.
 
-    `id` is the format's unique id of the table. `marks` returns the existing marks among the given
-    names.
+    `id` is the format's unique id of the table. `marks` returns, for the given names, the marks
+    that exist.
     """
 
     id: str

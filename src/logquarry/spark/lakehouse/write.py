@@ -9,9 +9,9 @@ export) and the task's attempt. During a commit, a file (the run's note) describ
     DEST/_logquarry/RUN.json     the table, and its marks after the run's commit
 
 A run writes the note before the first file of a commit, and removes the note after the commit. A
-run first locks the destination. If it then finds the note of an earlier run, the earlier run has
-crashed. If the table's marks (:mod:`logquarry.spark.lakehouse`) have reached the marks in the note,
-the crashed run's commit succeeded, and its files belong to the table. Otherwise, the new run
+run first locks the destination. If the run then finds the note of an earlier run, the earlier run
+has crashed. If the table's marks (:mod:`logquarry.spark.lakehouse`) have reached the marks in the
+note, the crashed run's commit succeeded, and its files belong to the table. Otherwise, the new run
 removes the files. But a catalog may still be carrying out the crashed run's commit. So before the
 new run removes files, it makes an empty commit. After the empty commit, the catalog rejects the
 crashed run's commit. Several Iceberg tables can share a destination, so a run removes only files of
