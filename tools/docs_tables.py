@@ -45,8 +45,8 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
         "| topic | TOPICLEN |\n"
         "| PROPERTIESLEN, signed | 2 |\n"
         "| properties | PROPERTIESLEN |\n\n"
-        "A frame has 91 bytes if it has no body, topic and properties, both hosts are IPv4, and "
-        "the field TOPICLEN is 1 byte wide.",
+        "A frame has 91 bytes if it has no body, no topic and no properties, both hosts are IPv4, "
+        "and the field TOPICLEN is 1 byte wide.",
     ),
     (
         "Blank",
@@ -112,7 +112,7 @@ def formats() -> str:
     """Return the text of docs/formats.md."""
     parts = [
         "# File formats",
-        "On this page you look up the fields of a store's files, and the columns of DataFrames. "
+        "This page lists the fields of a store's files, and the columns of DataFrames. "
         "All numbers are big-endian.",
     ]
     for title, layouts, text in FORMATS:

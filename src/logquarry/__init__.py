@@ -28,8 +28,8 @@ names only when you first use the name.
 import os
 
 # Type checkers treat a variable named TYPE_CHECKING as true. An import of TYPE_CHECKING from typing
-# would take longer than the rest of this module. The head of this module imports little, because
-# the command line cannot handle Ctrl-C before this import has ended.
+# would take longer than the rest of this module. Import little here: until the import of this
+# package has ended, the command line cannot handle Ctrl-C.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

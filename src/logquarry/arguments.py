@@ -356,13 +356,13 @@ def _require_held(value: memoryview, field: str) -> None:
         _ = value.nbytes
     except ValueError as error:
         raise UsageError(
-            f"{field}: its memoryview is released: keep it until the call has returned"
+            f"{field}: the memoryview was released: release it only after the call has returned"
         ) from error
 
 
 def path(value: object, field: str = "path", *, may_be_long: bool = False) -> str:
-    """Check a path or URL, and return it as text. With ``may_be_long``, names of any length are
-    accepted, because the file system rejects names that are too long.
+    """Check a path or URL, and return it as text. With ``may_be_long``, the length of the names
+    is not checked here: the file system itself rejects names that are too long.
     """
     try:
         found = text(os.fsdecode(value), field)  # type: ignore[arg-type]
@@ -371,11 +371,11 @@ def path(value: object, field: str = "path", *, may_be_long: bool = False) -> st
     if "\0" in found:
         raise UsageError(f"{field}: a path cannot have a null character")
     if not found:
-        raise UsageError(f"{field}: it is empty")
+        raise UsageError(f"{field}: the path is empty")
     try:
         is_long = any(len(os.fsencode(name)) > _LONGEST_FILE_NAME for name in found.split("/"))
     except UnicodeEncodeError as error:
-        raise UsageError(f"{field}: {found!r} cannot be read: {error.reason}") from error
+        raise UsageError(f"{field}: {found!r} cannot be encoded: {error.reason}") from error
     if is_long and not may_be_long and "://" not in found:
-        raise UsageError(f"{field}: a name in it has more than {_LONGEST_FILE_NAME} bytes")
+        raise UsageError(f"{field}: a name in the path has more than {_LONGEST_FILE_NAME} bytes")
     return found

@@ -113,8 +113,8 @@ class StoreConfig(LayoutConfig):
         max_transfer_count_on_message_in_memory: maximum number of messages of one ``get``.
         max_transfer_bytes_on_message_in_memory: maximum bytes of one ``get``.
         max_transfer_count_on_message_in_disk: maximum number of messages of one ``get``, if the
-            messages are on disk. The store assumes that messages are on disk, and not in the page
-            cache, if their distance from the log's end in bytes exceeds
+            messages are on disk. The store assumes that a message is on disk, and not in the page
+            cache, if it is far from the log's end: by more bytes than
             ``access_message_in_memory_max_ratio`` percent of the machine's memory.
         max_transfer_bytes_on_message_in_disk: maximum bytes of one ``get``, if the messages are on
             disk.
@@ -288,8 +288,8 @@ class StoreConfig(LayoutConfig):
                 raise UsageError(f"{name}: dialect 3.1 does not support it")
         if self.recovery == "rocketmq":
             raise UsageError(
-                "recovery 'rocketmq' is that of 4.9.3, which does not know the state table of "
-                "dialect 3.1"
+                "recovery 'rocketmq' is not possible in dialect 3.1: it follows RocketMQ 4.9.3, "
+                "which has no state table. Use 'safe'"
             )
 
     @property
@@ -455,7 +455,7 @@ def _text(name: str, value: Any, convert: Callable[[Any], str] = repr) -> str:
         return convert(value)
     except ValueError:
         # Python refuses to convert an int with more than 4,300 digits to text.
-        raise UsageError(f"{name} does not take so large a number") from None
+        raise UsageError(f"{name}: the number is too large") from None
 
 
 @cache

@@ -138,8 +138,8 @@ def next_data(descriptor: int, position: int) -> int:
 
 def lock_request(kind: int) -> bytes:
     """Return a ``struct flock`` for byte 0, the byte that Java's ``tryLock(0, 1)`` locks."""
-    # Linux: type, whence, start, length, pid. macOS and FreeBSD: start, length, pid, type, whence,
-    # and in FreeBSD sysid.
+    # The order of the fields in Linux: type, whence, start, length, pid. In macOS and FreeBSD:
+    # start, length, pid, type, whence. FreeBSD also has sysid at the end.
     return (
         struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 1, 0)
         if sys.platform == "linux"
@@ -201,8 +201,8 @@ def end_lock(descriptor: int) -> None:
 
 
 def _forget_all() -> None:
-    # This is a forked child. The file locks stay with the parent. A thread that only the parent has
-    # may have held `_locking` at the fork, so make a new lock.
+    # This is a forked child. The file locks stay with the parent. At the fork, another thread of
+    # the parent may have held `_locking`. No thread here would release it, so make a new lock.
     global _locking  # noqa: PLW0603 - the one lock of the process
     _locking = threading.RLock()
     _locked_here.clear()
@@ -460,8 +460,8 @@ class Held:
                 signal.signal(number, self._note)
 
     def release(self) -> None:
-        """Restore the handlers from before :meth:`hold`, even if the program has set others since
-        then.
+        """Restore the signal handlers that were set before :meth:`hold` was called, even if the
+        program has set other handlers since then.
         """
         for number, handler in self._before.items():
             if handler is not None:

@@ -63,7 +63,7 @@ def plural(count: int, what: str, many: str | None = None) -> str:
 
 
 def counted(count: int, what: str, many: str | None = None) -> str:
-    """Like :func:`plural`, for errors and findings, which show numbers without separators."""
+    """Format a number with its noun, without separators; for errors and findings."""
     return f"{count} {what if count == 1 else many or what + 's'}"
 
 
@@ -240,7 +240,8 @@ def time_ms(value: str | date) -> int:
             return int(value)
         try:
             if re.fullmatch(r"-?\d+", value, re.ASCII):
-                # Reject a longer number, which fromisoformat would parse as a date and a time.
+                # Reject a number of more than 18 digits, because fromisoformat could parse this
+                # number as a date and a time.
                 raise ValueError
             moment = datetime.fromisoformat(value)
         except ValueError:

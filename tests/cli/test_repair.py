@@ -163,7 +163,7 @@ def test_a_rebuild_names_queues_whose_end_is_not_sure(
     )
     _show_rebuild(Output(), report, "s", None)
     shown = capsys.readouterr().out
-    assert "queues whose end is not sure" in shown
+    assert "queues whose end is uncertain" in shown
     assert f"a/1: the old files are unusable, and {words}: new messages begin" in shown
 
 

@@ -193,7 +193,7 @@ def test_queues_that_cannot_be_read(
     assert any(f"b: the queues in {SEPARATE} (RocksDB) were not" in note for note in found.notes)
     if why == "damage":
         shown = run("diff", a, b, code=1)
-        assert shown.stdout.startswith("not all queues were compared: equal are ")
+        assert shown.stdout.startswith("not all queues were compared; equal: ")
         assert f"next: logquarry verify {b}" in shown.stdout
         document = json.loads(run("diff", a, b, "--json", code=1).stdout)
         assert (document["verdict"], document["unread"]) == ("incomplete", ["b"])

@@ -122,7 +122,9 @@ def test_messages_that_a_dledger_group_had_not_committed(copied: Copied) -> None
     root = copied("5.5.0-dledger")
     (root / "dledger-n0" / "checkpoint").write_text("committedIndex=95\nendIndex=97\n")
     found = run("convert", root).stdout
-    assert "2 messages after the last one that the DLedger group had committed" in found
+    assert (
+        "included: 2 messages after the last message that the DLedger group had committed" in found
+    )
 
 
 def test_a_dledger_log_in_a_configured_folder(copied: Copied, rocketmq5: Path) -> None:
@@ -143,7 +145,9 @@ def test_a_dledger_log_in_a_configured_folder(copied: Copied, rocketmq5: Path) -
         assert [message.physical_offset for message in store.scan()] == expected
     assert not verify_store(StoreLayout.open(root, config)).findings
     found = run("convert", root, "--config", settings).stdout
-    assert "2 messages after the last one that the DLedger group had committed" in found
+    assert (
+        "included: 2 messages after the last message that the DLedger group had committed" in found
+    )
 
 
 def test_a_plain_store_needs_no_conversion(rocketmq5: Path) -> None:

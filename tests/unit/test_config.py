@@ -137,7 +137,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         StoreConfig.from_file(tmp_path / "none")
     with pytest.raises(UsageError, match="cannot be read"):
         StoreConfig.from_file(tmp_path)
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot be encoded"):
         StoreConfig.from_file("\ud800")  # a name that no file can have
 
 

@@ -75,11 +75,11 @@ PEERS: Final = {"lmdb": _lmdb, "rocksdict": _rocksdict, "sqlite3": _sqlite3}
 
 
 def prime(folder: Path, gib: int) -> None:
-    """Write a file of ``gib`` GiB and remove it, so that the memory pages that it used are free.
+    """Write a file of ``gib`` GiB and remove the file, so that its memory pages are free.
 
-    In a virtual machine, the host may have to provide a page first, and a program then waits up to
-    ten times as long for the page as for a free page. A host may also take back pages that were
-    free for a second or two, so call this function just before the measurement.
+    In a virtual machine, the host may first have to provide a memory page. A program then waits up
+    to ten times as long as for a free page. A host may also take back pages that were free for a
+    second or two, so call this function just before the measurement.
     """
     if not gib:
         return
@@ -95,8 +95,9 @@ def prime(folder: Path, gib: int) -> None:
 def bench_peer(
     name: str, folder: Path, body: bytes, *, n: int, warmup: int, each: int, primed: int
 ) -> dict[str, float]:
-    """Measure the writing of ``n`` messages in one thread, ``each`` per call; then delete the
-    database.
+    """Measure how fast one thread writes ``n`` messages to a new database; delete the database.
+
+    Each call writes ``each`` messages.
     """
     if find_spec(name) is None:
         raise MissingExtra(f"{name} is not installed. Install it: pip install {name}")

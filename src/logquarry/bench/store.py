@@ -48,7 +48,7 @@ FIRST_BORN: Final = 1_700_000_000_000
 LARGEST_BATCH: Final = 1 << 26
 """Maximum bytes of the bodies in one call."""
 _MOST_PREPARED: Final = 1 << 29
-"""Maximum bytes of the bodies in all prepared batches, unless there is only one batch."""
+"""Maximum bytes of the bodies in all prepared batches. A single batch may be larger."""
 _WIRES: Final = 256
 _MOST_BATCHES: Final = 64
 _AT_ONCE: Final = 32
@@ -78,8 +78,8 @@ class Load:
         as_messages: only for ``put-many``: whether to put Message objects instead of record
             batches.
         warmup: number of messages that are put before the measurement. None means a quarter of
-            ``n``, but at least the smaller one of 200,000 messages and 1 GiB of bodies. With
-            ``is_sync``, None means ``n``, but at most 2,000.
+            ``n``, but at least 200,000 messages, or 1 GiB of bodies if these are fewer messages.
+            With ``is_sync``, None means ``n``, but at most 2,000.
         prime: only for puts: GiB of memory to use and free just before the measurement
             (:func:`logquarry.bench.peers.prime`).
 
@@ -106,8 +106,8 @@ class Load:
         if length > LARGEST_BATCH:
             raise UsageError(
                 f"a batch of {plural(self.batch, 'body', 'bodies')} of {plural(self.body, 'byte')} "
-                f"has {plural(length, 'byte')}, more than {LARGEST_BATCH:,}: use a smaller --batch "
-                "or --body"
+                f"has {plural(length, 'byte')}; the maximum is {LARGEST_BATCH:,}: use a smaller "
+                "--batch or --body"
             )
 
     @property

@@ -45,8 +45,9 @@ HIDDEN: Final = frozenset(
 )
 """System topics to which clients must not send (``TopicValidator``).
 
-RocketMQ allows sends to the topic of the timers. This broker refuses them: it would deliver such a
-message to the topic that the message names, even if the client has no permission for this topic.
+RocketMQ allows sends to the topic of the timers. This broker refuses these sends. Otherwise
+it would deliver the message to the topic that the message names, even if the client has no
+permission for this topic.
 """
 PUB: Final = "PUB"
 SUB: Final = "SUB"
@@ -221,8 +222,8 @@ class AccessControl:
         try:
             account = self.authenticate(command)
         except Refused:
-            # RocketMQ's name server checks no signature. If the broker refused the route, a client
-            # with a wrong key would report that the topic is missing.
+            # RocketMQ's name server checks no signature. If this broker refused a request for
+            # a route because of a wrong key, the client would report that the topic is missing.
             if code in _OPEN:
                 return None
             raise

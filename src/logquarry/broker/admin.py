@@ -29,7 +29,7 @@ _MOST_ENTRIES: Final = 1_024
 
 
 class Queries(Part):
-    """Answers queries. The store's calls run in the thread for slow calls."""
+    """Answers queries; calls the store in the thread for slow calls."""
 
     @answers(RequestCode.QUERY_MESSAGE)
     async def by_key(self, request: Request) -> None:
@@ -98,8 +98,8 @@ class Queries(Part):
 
     @answers(RequestCode.QUERY_CONSUME_QUEUE)
     async def queue_entries(self, request: Request) -> None:
-        """Answer with entries of a queue. For each, tell whether a group's subscription matches its
-        tags.
+        """Answer with entries of a queue, and whether a group's subscription matches the tags of
+        each entry.
         """
         core, fields = self._core, request.fields
         topic, queue_id = fields["topic"], fields["queueId"]
@@ -192,7 +192,7 @@ class Admin(Part):
                 for one in entries
             ]
         except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
-            raise Refused("a topic of the list lacks a field, or one is invalid") from error
+            raise Refused("a topic of the list lacks a field, or a field is invalid") from error
         await self._set_topics(topics)
         request.reply()
 
@@ -202,8 +202,8 @@ class Admin(Part):
             for fields in topics:
                 core.tables.set_topic(_topic_of(fields))
         finally:
-            # If a topic in the list is illegal, save the topics before it: they were already
-            # created.
+            # If a topic in the list is illegal, the topics before this topic are already created,
+            # so save them.
             await core.slow(core.tables.save)
 
     @answers(RequestCode.DELETE_TOPIC_IN_BROKER)
@@ -232,7 +232,10 @@ class Admin(Part):
 
     @answers(RequestCode.GET_TOPIC_CONFIG)
     def topic_config(self, request: Request) -> None:
-        """Answer with a topic's settings. mqadmin 5 requests them before the topic's statistics."""
+        """Answer with a topic's settings.
+
+        mqadmin 5 sends this request before it requests the topic's statistics.
+        """
         topic = self._core.require_topic(request.fields["topic"], 7)
         request.reply_json(broker_json.topic_entry(topic))
 
@@ -403,7 +406,7 @@ class Admin(Part):
                     await client.connection.until_writable()
         except TimeoutError:
             raise Refused(
-                f"a consumer of <{group}> does not read what it gets; no offset is reset",
+                f"a consumer of <{group}> does not read the bytes sent to it; no offset was reset",
                 ResponseCode.CONSUME_MSG_TIMEOUT,
             ) from None
         for client in clients:

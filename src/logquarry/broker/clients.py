@@ -95,8 +95,8 @@ _TOO_LONG: Final = f"a filter has at most {_LONGEST_FILTER} characters"
 
 @lru_cache(_CACHED_FILTERS)
 def _compiled(text: str) -> SqlFilter | str:
-    # For an invalid filter, return the reason instead of raising an error, so that the cache keeps
-    # it: clients send the same invalid filter again and again.
+    # For an invalid filter, return the reason instead of raising an error. Clients send the same
+    # invalid filter again and again, and the cache keeps only returned values.
     try:
         return parse(text)
     except BadFilter as error:

@@ -37,8 +37,11 @@ _failures, _violations = SparingLog(logger), SparingLog(logger)
 _WRITE_LIMIT: Final = 1 << 20
 """If more bytes than this wait to be sent to a client, the broker stops reading its requests."""
 _TLS_PIECE: Final = 64 << 10
-"""Maximum number of bytes that are encrypted at once. Encrypted bytes that wait to be sent are not
-in the transport's count, so the next piece must wait until the client has read them.
+"""Maximum number of bytes in one write to a connection with TLS.
+
+If the client does not read, the TLS transport soon stops passing encrypted bytes on to the socket's
+transport. It counts all unsent bytes except those that it has passed on. With small pieces, the
+uncounted bytes are only a small part of a large answer.
 """
 _MOST_PENDING: Final = 2_048
 """Maximum number of requests of one connection that are in progress. Long polls are not counted."""
@@ -101,8 +104,10 @@ class Request:
 
 
 Handler = Callable[[Request], Awaitable[None] | None]
-"""A function that answers a request with :meth:`Request.reply`. It may call this method before it
-returns, in the awaitable that it returns, or later.
+"""A function that answers a request with :meth:`Request.reply`.
+
+The function may call this method before it returns, or later. If the function returns an awaitable,
+the awaitable may call this method.
 """
 
 
@@ -271,8 +276,8 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------ requests
     def _work(self) -> None:
         if self._is_working:
-            # The loop below called the handler that has answered this request. The loop itself will
-            # start the next request.
+            # The loop below is running: it has called a handler, and the handler has called this
+            # method. The loop itself will start the next request.
             return
         self._is_working = True
         backlog = self._backlog
@@ -358,8 +363,8 @@ class Connection(asyncio.Protocol):
     def _flush(self) -> None:
         transport = self._transport
         if self._out and transport is not None and not transport.is_closing():
-            # This first call of note() records how many bytes of the last flush the client has
-            # read.
+            # The first call of note() records what the client has read since the last flush. Only
+            # then add new bytes.
             note = self._server.unread_answers.note
             note(self, self.unread())
             data = b"".join(self._out)

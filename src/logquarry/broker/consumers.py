@@ -120,10 +120,10 @@ class Consuming(Part):
         request.reply(fields={"offset": str(offset)})
 
     def _start_of(self, topic: str, queue_id: int) -> int | None:
-        # RocketMQ's checkInDiskByConsumeOffset has the same rule. A new group starts at 0 if the
-        # queue still has its first message, and if this message is so near to the log's end that
-        # RocketMQ would expect it in memory. In all other cases the client's ConsumeFromWhere
-        # determines the start.
+        # RocketMQ's checkInDiskByConsumeOffset has the same rule. A new group starts at 0 under two
+        # conditions: the queue still has its first message, and the distance of this message from
+        # the log's end is so small that RocketMQ expects the message in memory. In all other cases,
+        # the client's ConsumeFromWhere determines the start.
         store = self._core.store
         queue = store.queue(topic, queue_id)
         if queue is None:

@@ -75,7 +75,7 @@ class Mailbox(Generic[T]):
                 self._take(item)
             except Exception:
                 # Continue with the next item, because other clients wait for the next items.
-                logger.exception("an item of another thread was not taken")
+                logger.exception("the handling of a result from another thread failed")
 
 
 class Lane:
@@ -239,9 +239,9 @@ class Core:
         Raise Refused if the topic lacks a permission or has no such queue.
         """
         topic = self.require_topic(name, permission)
-        # For READ, allow only the queues that can be read; for the other permissions, also those
-        # that can be written. If write_queues was reduced, the removed queues can still have
-        # messages and offsets.
+        # For READ, allow only the queues that can be read. For other permissions, allow all
+        # queues that can be read or written. If write_queues was reduced, the removed
+        # queues can still have messages and offsets.
         count = topic.read_queues if permission == READ else max(topic[1:3])
         if not 0 <= queue_id < count:
             raise Refused(
@@ -446,9 +446,9 @@ def _bound_at_one_port(host: str, port: int) -> list[socket.socket]:
 
 
 def _bound(host: str, port: int) -> list[socket.socket]:
-    # A thread calls this function, because the event loop must not resolve the host: uvloop's
-    # library libuv would start threads to resolve it, and a forked child process would crash when
-    # it ends these threads.
+    # Call this function in a thread, because the event loop must not resolve the host. uvloop's
+    # library libuv would start threads for this, and if the process forks, the child process would
+    # crash when it ends these threads.
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
@@ -486,8 +486,8 @@ async def listen_at_both(broker: Port, older: Port, options: BrokerOptions) -> N
                 broker.stop_listening()
                 continue
             logger.warning(
-                "Java clients before RocketMQ 4.6 cannot send to this broker: they send to the "
-                "port two below its own. %s",
+                "Java clients before RocketMQ 4.6 cannot send to this broker, because they send "
+                "to the broker's port minus 2: %s",
                 error,
             )
         return

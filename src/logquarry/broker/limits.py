@@ -121,9 +121,8 @@ class UnreadAnswers:
         while self._total > self._most:
             oldest = next(iter(self._bytes))
             _closings.warning(
-                "%s: all clients together have more than %d bytes of answers that they do not "
-                "read; the connection is closed, because this client has read nothing for the "
-                "longest time",
+                "%s: the connection is closed. All clients together have more than %d bytes of "
+                "unread answers, and this client has read nothing for the longest time",
                 *(oldest.address, self._most),
             )
             self._set(oldest, 0)
@@ -181,8 +180,8 @@ class NewQueues:
         self._known: set[QueueKey] = set()
         self._awaited: Counter[QueueKey] = Counter()
         """For each new queue whose files are not open yet, the number of messages that were sent to
-        it. It can take hours until the files are open: until a delayed message is delivered, or
-        until a transaction is committed.
+        it. The files may be opened only hours later, when a delayed message is delivered or a
+        transaction is committed.
         """
 
     def awaits_any(self) -> bool:

@@ -113,7 +113,7 @@ class BrokerOptions:
                 )
         if self.offsets is not None:
             if not self.read_only:
-                raise UsageError("offsets needs read_only: otherwise the store keeps the offsets")
+                raise UsageError("offsets needs read_only: other brokers save offsets in the store")
             object.__setattr__(self, "offsets", Path(arguments.path(self.offsets, "offsets")))
         if self.tls is not None:
             arguments.instance(self.tls, "tls", ssl.SSLContext, "an ssl.SSLContext")
@@ -135,8 +135,8 @@ class BrokerOptions:
         found = None if self.advertise else _address_of_machine(host)
         if found is None:
             raise UsageError(
-                f"clients cannot connect to {host}: give the host at which they reach this machine "
-                "(--advertise)"
+                f"clients cannot connect to {host}: give the address at which clients reach this "
+                "machine (--advertise)"
             )
         return found
 
@@ -147,8 +147,8 @@ def make_offsets_folder(offsets: Path, store: str | Path) -> None:
     """
     if lies_in_store(offsets, store):
         raise UsageError(
-            f"{offsets} lies in the store, and the broker changes no file there: give another "
-            "folder for the offsets (--offsets)"
+            f"{offsets} lies in the store, which a read-only broker does not change: give a folder "
+            "outside of the store (--offsets)"
         )
     folder = offsets / CONFIG
     try:

@@ -48,8 +48,8 @@ KiB of memory.
 """
 _LONGEST_HOLD_MS: Final = 120_000
 _EXCLUDED_SECONDS: Final = 5.0
-"""If new messages arrive that a held pull's filter excludes, the pull's deadline is at most this
-many seconds later. The answer follows at the next full second.
+"""If new messages arrive, and the filter of a held pull excludes them, the broker holds the pull at
+most for this many more seconds. The answer follows at the next full second.
 """
 _LONGEST_CHECKED: Final = 128
 """Maximum length in characters of a filter that the event loop compares with new messages.
@@ -58,8 +58,8 @@ Computing the codes of thousands of tags takes milliseconds, and a client can ha
 pulls.
 """
 _FILTERED_READS: Final = 8
-"""Maximum number of reads for one pull with an SQL92 filter. If no message matches until then, the
-result is NO_MATCHED_MESSAGE.
+"""Maximum number of reads for one pull with an SQL92 filter. If none of these reads finds
+a match, the result is NO_MATCHED_MESSAGE.
 """
 
 _S = GetMessageStatus
@@ -87,8 +87,8 @@ class Pull:
         deadline: time on the event loop's clock until which the pull may be held; 0 if it must not
             be held.
         has_moved: whether ``offset`` was moved past messages that the filter excludes.
-        awaited: the known end of the queue if the last read did not reach it (the broker then reads
-            again); otherwise -1.
+        awaited: the queue's known end, if the last read ended before this end, and the broker
+            therefore reads again. In all other cases -1.
     """
 
     request: Request
@@ -275,7 +275,7 @@ class Pulling(Part):
             return
         code = _CODES.get(result.status)
         if code is None:
-            # The status is NO_MESSAGE_IN_QUEUE.
+            # _CODES has all statuses except NO_MESSAGE_IN_QUEUE.
             code = _C.PULL_OFFSET_MOVED if pull.offset else _C.PULL_NOT_FOUND
         if code is _C.PULL_NOT_FOUND and pull.deadline:
             if end > pull.offset and is_patient and end != pull.awaited:

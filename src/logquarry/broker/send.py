@@ -228,8 +228,8 @@ class Sending(Part):
 
     def properties_of(self, text: str) -> str:
         """Return a client's property string as a RocketMQ broker would store it."""
-        # Remove WAIT=true: all clients send it, although it is the default. Replies need the
-        # cluster. Without the region, Java consumers of 5.3 and later send no trace.
+        # Remove WAIT=true: all clients send it, although it is the default. Add the cluster
+        # for replies. Add the region: without it, Java consumers of 5.3 and later send no trace.
         text = text.removesuffix(_SEPARATOR)
         if _WAITS in text:
             # RocketMQ's clients write WAIT=true once, between two properties. The fast replacement
@@ -244,7 +244,7 @@ class Sending(Part):
     ) -> Message:
         """Make a message from a request.
 
-        If ``body`` is None, the message gets the body of the request. For a batch, it is empty.
+        If ``body`` is None, the message gets the request's body. For a batch, ``body`` is empty.
         """
         fields = request.fields
         # The tuple has the order of Message's fields. The decoder has already checked the types of
@@ -377,8 +377,8 @@ class Transactions(Part):
         producer = self._core.clients.producer_of(group, transaction.topic)
         if producer is None:
             _lonely.warning(
-                "no producer of group %r is connected to decide about the transaction at %d",
-                *(group, message.physical_offset),
+                "the transaction at %d stays open: no producer of group %r is connected",
+                *(message.physical_offset, group),
             )
             return
         # Send the message as a commit would put it: with its own topic and queue.

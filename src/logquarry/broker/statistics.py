@@ -27,8 +27,8 @@ from logquarry.store.stats import StoreStats
 from logquarry.text import size_text
 
 _WINDOWS: Final = {"statsMinute": (10.0, 5), "statsHour": (600.0, 5), "statsDay": (3_600.0, 23)}
-"""For each window: the seconds between two samples, and the number of kept intervals between two
-samples.
+"""For each window: the length of an interval between two samples in seconds, and the number of
+intervals to keep.
 """
 _LEAST_SECONDS: Final = 1.0
 _SIZES: Final = {"TOPIC_PUT_SIZE": "TOPIC_PUT_NUMS", "GROUP_GET_SIZE": "GROUP_GET_NUMS"}

@@ -186,9 +186,9 @@ class Tables:
         for key, value in settings.items():
             kind = type(found.get(key))
             if kind is int and not (type(value) is int and -_INT <= value < _INT):
-                raise Refused(f"{key} of a group is a 32-bit integer")
+                raise Refused(f"{key} of a group must be a 32-bit integer")
             if kind is bool and type(value) is not bool:
-                raise Refused(f"{key} of a group is true or false")
+                raise Refused(f"{key} of a group must be true or false")
             found[key] = value
         found["groupName"] = name
         self.groups[name] = found
@@ -212,8 +212,8 @@ class Tables:
         most = self._options.most_offsets
         if not self.offsets.commit(topic, group, queue_id, offset, most=most):
             raise Refused(
-                f"no offset of the group {group[:200]!r} in queue {queue_id} of {topic[:200]!r} is "
-                f"recorded: the broker has {counted(most, 'offset')} of groups already "
+                f"the offset of the group {group[:200]!r} in queue {queue_id} of {topic[:200]!r} "
+                f"is not recorded: the broker already has {counted(most, 'consumer offset')} "
                 "(most_offsets); delete unused groups with their offsets (mqadmin deleteSubGroup "
                 "-r true)",
                 ResponseCode.NO_PERMISSION,
@@ -261,17 +261,17 @@ class Tables:
         """Return the store if it is open for writing; raise Refused if the broker is read-only."""
         if self._writer is None:
             raise Refused(
-                "the broker serves this store read-only: no writes", ResponseCode.NO_PERMISSION
+                "the broker is read-only, and refuses this change", ResponseCode.NO_PERMISSION
             )
         return self._writer
 
 
 def _require_known(*tables: ConsumerOffsets) -> None:
-    """Raise StoreUnavailable if the offsets of the groups cannot be read. A table that was read
-    replaces the tables after it.
+    """Raise StoreUnavailable if the offsets of the groups cannot be read.
 
-    RocketMQ's broker does not start in this case either. Without its offset, a group could start at
-    the end of its queues, and skip messages.
+    If one of the tables was read, the tables after this table are not checked.
+    RocketMQ's broker does not start without offsets either: a group could start at the end of its
+    queues, and skip messages.
     """
     for table in tables:
         if table.found is not None:
@@ -279,8 +279,8 @@ def _require_known(*tables: ConsumerOffsets) -> None:
         if table.problems:
             raise StoreUnavailable(
                 f"{'; '.join(table.problems)}: the offsets of the consumer groups are unknown. Put "
-                "the file back from a backup. Or move it and its .bak out of config/: then all "
-                "groups start as new groups"
+                "the file back from a backup. Or move the file and its .bak out of config/: then "
+                "all groups start as new groups"
             )
 
 

@@ -27,7 +27,7 @@ _HELP: Final = {
     "put-many": "Measure puts of Arrow record batches.",
     "get": "Measure gets of 32 messages.",
     "consume": "Measure a consumer, and its CPU use while it waits.",
-    "recover": "Measure opening a store, clean and after a crash.",
+    "recover": "Measure opening a store: after a clean shutdown, and after a crash.",
     "rebuild": "Measure opening a store without queues and index.",
     "verify": "Measure verify on a sound store.",
 }
@@ -76,8 +76,8 @@ _PUTS: Final = (
     ),
     _number(
         "--warmup",
-        "Messages before the measurement.  [default: N/4, at least 200,000 or 1 GiB; with sync "
-        "at most 2,000]",
+        "Messages before the measurement.  [default: N/4, but at least 200,000 or 1 GiB, "
+        "whichever is less; with --flush sync: N, but at most 2,000]",
         least=0,
         metavar="W",
     ),
@@ -275,5 +275,7 @@ def parse_range(word: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", word, re.ASCII)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if not least <= most < 1 << 22:
-        raise UsageError(f"--body takes bytes below 4 MiB, 256, or a range, 256-1024, not {word!r}")
+        raise UsageError(
+            f"--body takes bytes below 4 MiB (256), or a range (256-1024), not {word!r}"
+        )
     return least, most

@@ -50,14 +50,14 @@ _GARBAGE: Final = 100_000
 @click.option(
     "--advertise",
     metavar="HOST",
-    help="Host at which clients reach the broker.  [default: the host of --listen; for 0.0.0.0 the "
-    "address from which this machine reaches other networks]",
+    help="Host at which clients reach the broker.  [default: the host of --listen; if this is "
+    "0.0.0.0, the address that this machine uses to reach other networks]",
 )
 @click.option(
     "--read-only",
     is_flag=True,
-    help="Do not change the store, for example an archived store, or the store of a live broker. "
-    "The broker refuses sends, and keeps the offsets of groups outside of the store.",
+    help="Do not change the store. The broker refuses sends, and keeps the offsets of groups "
+    "outside of the store. Use this for an archived store, or for the store of a live broker.",
 )
 @click.option(
     "--offsets",
@@ -139,7 +139,7 @@ def broker(
     if given["read_only"] and store is None:
         raise UsageError("--read-only needs STORE")
     if given["offsets"] is not None and not given["read_only"]:
-        raise UsageError("--offsets needs --read-only: otherwise the store keeps the offsets")
+        raise UsageError("--offsets needs --read-only: other brokers save offsets in the store")
     from logquarry.broker import Broker, BrokerOptions
     from logquarry.broker.acl import AccessControl
     from logquarry.broker.broker import new_event_loop

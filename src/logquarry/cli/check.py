@@ -170,7 +170,7 @@ def _verdict(out: Output, found: StoreDiff) -> str:
         return f"{words}: {compared} of log, {_queue_count(found)}"
     if found.verdict == "incomplete":
         words = out.style("not all queues were compared", "red")
-        return f"{words}: equal are {compared} of log, {_queue_count(found)}"
+        return f"{words}; equal: {compared} of log, {_queue_count(found)}"
     if found.verdict == "disjoint":
         words = out.style("no range in common", "red")
         return f"{words}: one log ends before the other begins; the stores cannot be compared"

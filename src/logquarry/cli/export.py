@@ -42,7 +42,7 @@ _CATALOG = click.option(
 
 
 def _refuse(flags: Mapping[str, Any], kind: str, takers: str) -> None:
-    """Raise UsageError if the user passed an option that only the format ``takers`` accepts."""
+    """Raise UsageError if a flag is set: only the formats in ``takers`` accept these flags."""
     for name, value in flags.items():
         if value:
             option = f"--{name.replace('_', '-')}"
@@ -98,7 +98,7 @@ def named_values(words: Sequence[str]) -> dict[str, str] | None:
     for number, word in enumerate(words, 1):
         if re.match(r"[^=]+=", word) is None:
             # The word can be a credential, so do not show it.
-            raise UsageError(f"--catalog takes NAME=VALUE: number {number} has no name or no =")
+            raise UsageError(f"--catalog takes NAME=VALUE: value {number} has no name or no =")
     return dict(word.split("=", 1) for word in words) or None
 
 
@@ -254,7 +254,7 @@ def export(
             f"--format {kind} cannot write to stdout: give a folder, or --format jsonl"
         )
     if filters.limit is not None:
-        raise UsageError("--limit is for --format jsonl: Spark's tasks cannot count together")
+        raise UsageError("--limit is for --format jsonl: Spark's tasks do not share a count")
     from logquarry.config import StoreConfig
     from logquarry.log.schema import HEADERS
     from logquarry.spark.export import check_apart

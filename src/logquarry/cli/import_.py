@@ -151,8 +151,8 @@ def _opened(store: str, settings: Any, imported: Imported) -> Iterator[tuple[Hel
 def _report(
     imported: Imported, source: str, store: str, skip: int, words: Sequence[str]
 ) -> tuple[str, list[str]]:
-    """Describe which messages an import that failed has put, and return the words of the next
-    command.
+    """After a failed import, return a text about the messages that it has put, and the words of
+    the next command.
     """
     done = skip + imported.messages
     if not imported.is_synced:
@@ -162,15 +162,15 @@ def _report(
         note = (
             f"not all of the log is synced, so it is not certain which of the messages {which} of "
             f"{source} are in {store}. After the recovery, count the messages at the physical "
-            f"offset {imported.first_offset} and above, and import the others with --skip "
-            + (f"{skip} + this number" if skip else "and this number")
+            f"offset {imported.first_offset} and above (COUNT). Import the others with --skip "
+            + (f"{skip} + COUNT" if skip else "COUNT")
         )
         return note, ["recover", store, "--apply"]
     count = text.plural(done, "message")
     if imported.is_complete:
         return f"all {count} of {source} are in {store}", ["verify", store]
     return (
-        f"the first {count} of {source} are in {store}, the others are not: put only those with "
+        f"the first {count} of {source} are in {store}, the others are not: put the others with "
         f"--skip {done}",
         _with_skip(words, done),
     )

@@ -79,7 +79,8 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 def _unraisable(unraisable: Any, /) -> None:
     # Python calls this hook for an exception that it cannot raise, for example in a destructor.
-    # SIGTERM also replaces a lost SIGHUP, because the handler of SIGHUP raises only once.
+    # For a lost Terminated, send SIGTERM even if SIGHUP was the cause: the handler of SIGHUP raises
+    # only once.
     for lost, number in ((KeyboardInterrupt, signal.SIGINT), (Terminated, signal.SIGTERM)):
         if unraisable.exc_type is lost:
             # Raise the lost exception again. In this hook, Python would ignore the exception too,

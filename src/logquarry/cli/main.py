@@ -188,8 +188,8 @@ def main() -> None:
     except Exception as error:
         if outcome.is_out_of_memory(error):
             cause = (
-                "the process may not use more memory, or start another thread: free memory, or "
-                "raise its limit (ulimit -v, ulimit -u, or the limits of the container)"
+                "the process could not get more memory, or could not start another thread: free "
+                "memory, or raise its limit (ulimit -v, ulimit -u, or the limits of the container)"
             )
             _show(cause, error)
             sys.exit(ExitCode.REFUSED)
@@ -200,7 +200,7 @@ def main() -> None:
             sys.exit(ExitCode.REFUSED)
         # Without this handler, Python would exit with code 1, but here code 1 means findings.
         traceback.print_exc()
-        output.error(f"a fault of logquarry itself: {error!r}. Report it with these lines")
+        output.error(f"a fault of logquarry itself: {error!r}. Report it with the lines above")
         sys.exit(ExitCode.FAULT)
 
 
@@ -210,7 +210,7 @@ class _Checked(io.BufferedWriter):
     # exit code is that of the command.
     #
     # Keep Python's own raw stream. A `write` in Python could be interrupted after the system has
-    # written the bytes. The exit would then write the bytes again.
+    # written the bytes. Python would then write the same bytes again at the exit.
 
     def __init__(self, stream: TextIO, name: str | None) -> None:
         super().__init__(getattr(stream.buffer, "raw", stream.buffer))
@@ -280,7 +280,7 @@ def _interrupted(ctx: click.Context, error: BaseException) -> NoReturn:
 
 
 def _show(cause: str, error: BaseException) -> None:
-    # The notes of an error are its consequences, so print the cause first.
+    # Print the cause first, because the notes of an error describe its consequences.
     output.error(cause)
     for note in getattr(error, "__notes__", ()):
         output.error(note)

@@ -62,8 +62,9 @@ def messages(
     If you pass several filters, a message is printed only if it passes all of them. STORE is a
     folder or a URL. A broker may have the store open.
 
-    The exit code is 1 if --offset or --id finds no message, or if damage makes the command fail,
-    else 0. Damage makes the command fail only with --on-damage fail, or without --on-damage.
+    The exit code is 1 if --offset or --id finds no message. The exit code is also 1 if the command
+    fails at damage, which happens only with --on-damage fail, or without --on-damage. In all other
+    cases, the exit code is 0.
 
     Example: logquarry messages /data/store --topic orders --limit 5
     """
@@ -110,7 +111,7 @@ def _single(store: MessageStore, offset: int | None, message_id: str | None) -> 
         # RocketMQ's clients show the UNIQ_KEY as the message id, and both have the same length, so
         # the user may have passed a UNIQ_KEY.
         raise MessageNotFound(
-            f"{error} (an id from a client is the message's UNIQ_KEY: search it with --key)"
+            f"{error} (if the id is from a client, it is a UNIQ_KEY: search with --key)"
         ) from error
 
 
@@ -275,7 +276,7 @@ def report_damage(
     if bad_bodies:
         count = text.plural(len(bad_bodies), "body", "bodies")
         where = ", ".join(map(str, bad_bodies[:_MOST_LISTED]))
-        out.warn(f"{count} did not decompress and stayed as stored: at {where}")
+        out.warn(f"{count} could not be decompressed, and stayed as stored: at {where}")
     if not spans:
         return
     for span in spans[:_MOST_LISTED]:

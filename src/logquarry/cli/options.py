@@ -275,5 +275,7 @@ def _time_ms(option: str, word: str | None) -> int | None:
     found = parsed(option, word, text.time_ms)
     if found and word and word.isdigit() and found < _LEAST_PLAUSIBLE_MS:
         year = datetime.fromtimestamp(found / 1000, UTC).year
-        logger.warning("%s %s is a time in %d: the unit is milliseconds", option, word, year)
+        logger.warning(
+            "%s %s is a time in the year %d. Pass milliseconds, not seconds", option, word, year
+        )
     return found

@@ -141,7 +141,7 @@ def after_verify(report: VerifyReport, store: str, config: str | None) -> str | 
 
 
 def _refused(words: Sequence[str], store: str, config: str | None) -> UnsupportedStore | None:
-    """Return the error with which a command would refuse a store; None if it would not."""
+    """Return the error with which a command refuses a store; None if it accepts the store."""
     from logquarry.log.layout import StoreLayout
     from logquarry.read.fence import Action, refusal
 
@@ -277,11 +277,11 @@ def after_rebuild(store: str, config: str | None) -> str:
 
 
 def _after_refused_recovery(error: UnsupportedStore, store: str, config: str | None) -> str:
-    """Return the next step after a feature of a store has forbidden a recovery.
+    """Return the next step if a feature of a store forbids a recovery.
 
-    A broker recovers a store with one of the features below, but ends the log at damage. So
-    ``verify`` must first determine whether the log has damage; its next step is then to start the
-    broker, or to salvage the store.
+    A broker can recover a store with one of the features below, but ends the log at damage. So the
+    next step is ``verify``, which finds out whether the log has damage. After that, ``verify``
+    prints its own next step: start the broker, or salvage the store.
     """
     from logquarry.read import features
 

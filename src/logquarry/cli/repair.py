@@ -49,8 +49,8 @@ _NAMES: Final = {
     "--accept-loss",
     metavar="BYTES",
     type=click.IntRange(min=0),
-    help="Recover the store although messages of up to BYTES bytes will be lost.  [default: refuse "
-    "a recovery that would lose more than a small share]",
+    help="Recover the store even if messages of up to BYTES bytes are lost.  [default: refuse a "
+    "recovery that would lose more than a small share of the messages]",
 )
 @options.as_json
 @options.config
@@ -198,7 +198,7 @@ def rebuild(
     if into is not None and (in_place or apply):
         raise UsageError("pass --into DIR, or --in-place with --apply, not both")
     if apply and not in_place:
-        raise UsageError("--apply replaces the store's files: pass --in-place too, or --into DIR")
+        raise UsageError("--apply needs --in-place; to keep the old files, pass only --into DIR")
     from logquarry.log.location import has_wildcard
 
     settings = options.store_config(config)
@@ -215,7 +215,9 @@ def rebuild(
     on_spark = spark_master is not None and (into is not None or apply)
     several = spark_master is not None and (len(stores) > 1 or has_wildcard(stores[0]))
     if len(stores) > 1 and not on_spark:
-        raise UsageError("several stores need --spark-master, and --into or --in-place --apply")
+        raise UsageError(
+            "several stores need --spark-master, and either --into or --in-place --apply"
+        )
     if spark_master is None or not on_spark:
         from logquarry.repair.rebuild.rebuild import rebuild as rebuild_store
 
@@ -314,7 +316,9 @@ def _show_queues(out: Output, report: RebuildReport) -> None:
             )
     for queue in [queue for queue in report.queues if queue.harmed][:MOST_LISTED]:
         frames = text.plural(queue.harmed, "frame")
-        out.line(f"    {_name(queue)}: {frames} with a harmed queue offset; the entries are right")
+        out.line(
+            f"    {_name(queue)}: {frames} with a damaged queue offset; their entries are right"
+        )
 
 
 def _show_unsure_ends(out: Output, queues: Sequence[QueueReport]) -> None:
@@ -325,7 +329,7 @@ def _show_unsure_ends(out: Output, queues: Sequence[QueueReport]) -> None:
         for one in queues
         if not one.is_end_sure
     ]
-    out.section("queues whose end is not sure", lines)
+    out.section("queues whose end is uncertain", lines)
 
 
 def _name(queue: QueueReport) -> str:

@@ -44,7 +44,7 @@ def host_port(text: str, *, option: str) -> tuple[str, int]:
 
 def _is_host(name: str) -> bool:
     try:
-        # The lookup of a host name, and TLS, encode the name with IDNA. The encoder raises
+        # TLS and the lookup of a host both encode the name with IDNA. The encoder raises
         # UnicodeError for a name that no host can have.
         return bool(name.encode("idna"))
     except UnicodeError:
@@ -261,7 +261,7 @@ def replicate(
         # log without topics.json would write simple queues for these topics.
         with outcome.writing(folder, settings) as (waiting, opened):
             first = ConfigSync(opened, *broker, options=fetches)
-            waiting.when_noted = first.close  # Otherwise, Ctrl-C waits for the broker's answers.
+            waiting.when_noted = first.close  # So Ctrl-C does not wait for the broker's answers.
             _fetch_first(out, waiting, first, root / CONFIG / TOPICS_FILE)
     with (
         outcome.writing(folder, settings) as (waiting, opened),
@@ -309,7 +309,7 @@ def _no_master(trouble: str) -> ReplicationError:
 
 
 def _fetched(sync: ConfigSync) -> ConfigSynced:
-    """Copy config/ once. Raises ReplicationError if a file that the master has was not copied."""
+    """Copy config/ once. Raises ReplicationError if one of the master's files was not copied."""
     try:
         synced = sync.sync()
     except (OSError, ReplicationError) as error:
@@ -320,7 +320,7 @@ def _fetched(sync: ConfigSync) -> ConfigSynced:
 
 
 def _fetch_first(out: Output, waiting: Held, sync: ConfigSync, topics: Path) -> None:
-    """Copy config/ before the log. A failure is an error only if there is no topics.json."""
+    """Copy config/ before the log. A failure is an error only if the store lacks topics.json."""
     try:
         _fetched(sync)
     except ReplicationError as error:
@@ -328,7 +328,7 @@ def _fetch_first(out: Output, waiting: Held, sync: ConfigSync, topics: Path) -> 
         if not topics.exists():
             raise ReplicationError(
                 f"{error}. Only {topics.name} shows which topics have batch queues, and the store "
-                "has none: start the command again when the master's broker serves it"
+                "has no such file: start the command again when the master's broker sends it"
             ) from error
         if error.__cause__ is not None:  # The copy itself logs problems of single files.
             out.note(str(error))

@@ -198,8 +198,8 @@ def _loss(plan: SalvagePlan, listed: int) -> str:
     if messages:
         count = text.plural(messages, "message")
         if plan.lost_messages > listed:
-            # The index does not record queues and queue offsets, so the list by queue omits lost
-            # messages that only the index shows.
+            # If only the index shows a lost message, the queue of the message is unknown, because
+            # the index does not record it. So the list by queue omits this message.
             count += f" ({plan.lost_messages - listed:,} of them only in the index)"
         # Print bytes as well as messages, because not all lost bytes are messages: some can be
         # filler at the end of a file.
@@ -254,9 +254,9 @@ def _notes(found: Salvaged) -> list[str]:
     if plan.contradicted:
         count = plural(len(plan.contradicted), "message")
         lines.append(
-            f"{count} saved whose tags or keys do not match the old queues or index, the first at "
-            f"{plan.contradicted[0]}: damage has changed the properties or the entries; verify of "
-            "the new store cannot detect it"
+            f"{count} saved, but with tags or keys that do not match the old queues or index, the "
+            f"first at {plan.contradicted[0]}: damage has changed the properties or the entries; "
+            "verify of the new store cannot detect it"
         )
     if stale.messages:
         count = plural(stale.messages, "stale frame")
@@ -336,8 +336,8 @@ def convert(store: str, into: Path | None, as_json: bool, config: str | None, ou
     else:
         if found.uncommitted:
             out.line(
-                f"{text.plural(found.uncommitted, 'message')} after the last one that the DLedger "
-                "group had committed: included"
+                f"included: {text.plural(found.uncommitted, 'message')} after the last message "
+                "that the DLedger group had committed"
             )
         _show_salvage(out, found)
         _show_next(out, None if into is None else str(into), "convert", store, config=config)

@@ -109,7 +109,7 @@ def _files_fault(sequence: FileSequence) -> str | None:
         if file.size != size and (file.size or file is not files[-1]):
             return f"{file.path} has {counted(file.size, 'byte')} instead of {size}"
         if file.base % size:
-            return f"{file.path}: no file of {size} bytes can begin at that offset"
+            return f"{file.path}: no file of {size} bytes can have this name"
     for before, after in pairwise(files):
         if after.base - before.base != size:
             return f"a file is missing between {before.path} and {after.path}"
@@ -120,7 +120,7 @@ def _files_fault(sequence: FileSequence) -> str | None:
 # Transaction frames of the log
 
 PREPARED_TAG: Final = -1
-"""The value in place of the tags code, in the redo log's entry for a PREPARED message."""
+"""In the redo log's entry for a PREPARED message, this value replaces the tags code."""
 _GROUP: Final = props.PRODUCER_GROUP.encode()
 _MS: Final = 1_000
 
@@ -207,9 +207,10 @@ def frames_between(reader: LogReader, start: int, stop: int) -> Iterator[Transac
 
 
 MOST_LOST: Final = 1 << 20
-"""Maximum number of PREPARED messages that can be missing before a PREPARED message. If the
-QUEUEOFFSET of the message means that more are missing, the QUEUEOFFSET is implausible, and is not
-used.
+"""Maximum number of PREPARED messages that can be missing directly before a PREPARED message.
+
+If the QUEUEOFFSET of a message implies that more messages are missing, this QUEUEOFFSET is
+implausible, and is not used.
 
 Each missing message takes an entry in the table. No CRC covers the QUEUEOFFSET. So without a limit,
 a damaged QUEUEOFFSET could make the table huge.
@@ -371,7 +372,10 @@ def differs_from_redo(
     there = np.fromiter(opened, np.int64, len(opened))
     lacking = np.setdiff1d(still, there)
     if len(lacking):
-        return f"{STATE_TABLE}: the transaction at {lacking[0]} is open, but not in the table"
+        return (
+            f"{STATE_TABLE}: the transaction at {lacking[0]} is open in the redo log, but not in "
+            "the table"
+        )
     there = there[there >= log_start]
     unknown = np.setdiff1d(there, begun)
     if len(unknown):
@@ -388,5 +392,8 @@ def differs_from_redo(
                 continue
             frame = frame_of(outcome)
             if frame is not None and frame.group_hash == opened[offset].group_hash:
-                return f"{STATE_TABLE}: the transaction at {offset} ended, but is open in the table"
+                return (
+                    f"{STATE_TABLE}: the transaction at {offset} ended in the redo log, but is "
+                    "open in the table"
+                )
     return None

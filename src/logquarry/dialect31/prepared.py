@@ -190,7 +190,7 @@ class PreparedTransactions:
         with self._lock:
             if self._has_failed:
                 # An earlier call of this method has failed. That call may have appended its message
-                # after the wait above began. So wait again. After this wait, the table shows
+                # after the wait above began. So wait a second time. The table then shows
                 # whether that message ended the transaction.
                 self._wait_dispatched()
                 self._has_failed = False
@@ -259,7 +259,9 @@ class PreparedTransactions:
                     "the transaction at %d stays open: %s", transaction.physical_offset, error
                 )
             except Exception:
-                logger.exception("checking the transaction at %d", transaction.physical_offset)
+                logger.exception(
+                    "the check of the transaction at %d failed", transaction.physical_offset
+                )
         return asked
 
 
@@ -346,7 +348,7 @@ class ScratchBuffer:
         lengths = np.stack([rows[:, length] for _, length in _PARTS], axis=1).reshape(-1)
         starts = np.stack([rows[:, POSITION] + rows[:, at] for at, _ in _PARTS], axis=1).reshape(-1)
         # RocketMQ copies each part to the start of the buffer, in the order of the log. If a later
-        # part is at least as long, it overwrites all bytes of an earlier one. So copy only the
+        # part is at least as long, it overwrites the earlier part completely. So copy only the
         # parts that are longer than all later parts.
         longest = np.maximum.accumulate(lengths[::-1])[::-1]
         behind = np.append(longest[1:], 0)

@@ -53,8 +53,8 @@ _FILLERS_AT_ONCE: Final = 1 << 14
 class StateTableKeeper:
     """Writes the state table and the redo log of a store. Only the dispatcher adds entries.
 
-    ``found`` is what the table and the redo log contained when the log ended at ``log_end``. So
-    frames before ``log_end`` are skipped.
+    ``found`` has the contents that the table and the redo log have for the log before ``log_end``.
+    So frames before ``log_end`` are skipped.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class StateTableKeeper:
     def remove_until(self, name: str, last_base: int) -> None:
         """Delete files of STATE_TABLE or REDO_LOG whose first byte is at or before ``last_base``.
 
-        The log must no longer have the messages to which the entries in these files belong.
+        Call this method only after the log has lost all messages with entries in these files.
         """
         if name == REDO_LOG:
             self._redo.remove_until(last_base)
@@ -316,11 +316,11 @@ class TransactionCheck:
                 assert ours is not None
                 # RocketMQ itself causes this difference if the message has no producer group: it
                 # then makes no entry.
-                reason = f"the transaction at {offset} is open, but not in the table"
+                reason = f"the transaction at {offset} is open in the log, but not in the table"
                 yield reason, not ours.group_hash
             elif ours is None:
                 # RocketMQ itself causes this difference if the COMMIT or ROLLBACK has another
-                # number than the entry: it then ignores the message.
+                # number than the entry, because it then ignores the COMMIT or ROLLBACK.
                 reason = f"the transaction at {offset} is open in the table, but not in the log"
                 yield reason, offset in self._ended
             elif ours[1:] != theirs[1:]:

@@ -107,7 +107,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "harmed_queue_offset": _damage(
         Action.SALVAGE,
         "the queue offset in a frame has changed. The message has its right place in the queue, so"
-        " consumers get it. But if a client commits the wrong offset in the frame, the client "
+        " consumers get it. But if a client commits this wrong offset, the client "
         "repeats or skips messages. A `get` from a batch queue raises an error at this frame",
     ),
     "harmed_queue_id": _damage(
@@ -120,9 +120,9 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "harmed_transaction_type": _damage(
         Action.SALVAGE,
-        "the transaction type in a frame has changed to PREPARED or ROLLBACK: SYSFLAG has other "
-        "bits, and no CRC covers them. The message is in its queue, so consumers get it. But if "
-        "RocketMQ makes the queue again from the log, the message is in no queue",
+        "the transaction type in a frame has changed to PREPARED or ROLLBACK (bits of SYSFLAG, "
+        "which no CRC covers). The message is in its queue, so consumers get it. But if RocketMQ "
+        "makes the queue again from the log, the message is in no queue",
         "`salvage --into DIR`, which corrects the frame. `recover` and `rebuild` do not correct "
         "the frame, and keep the message in its queue. `rebuild --index` leaves out the keys of a "
         "message that has become a ROLLBACK",
@@ -168,7 +168,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "queue_ends_in_filler": _note(
         "the last entry of a queue is a filler: RocketMQ delivers no new messages of any queue "
         "before the log has reached 2 GiB",
-        "`salvage`, if RocketMQ is to use the store",
+        "`salvage`, if you want to open the store with RocketMQ",
     ),
     "queue_in_damage": _note(
         "entries of messages in a damaged part of the log",
@@ -190,7 +190,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "index_ahead": _damage(Action.INDEX, "index entries for messages beyond the log's end"),
     "index_shape": _note(
-        "the index file does not show for how many slots and entries it has room",
+        "the index file does not show how many slots and entries it can hold",
         "pass `--config broker.conf` to commands that ask for it",
     ),
     "index_missing": _note(
@@ -208,9 +208,9 @@ KINDS: Final[Mapping[str, Kind]] = {
         Action.RECOVER, "the state table of 3.x does not match the open transactions in the log"
     ),
     "state_table_stale": _note(
-        "the state table has errors that RocketMQ 3.x itself makes: entries are missing, ended "
-        "transactions are still open or have another outcome, or RocketMQ made the table again and "
-        "numbered its entries from 0"
+        "the state table has errors that RocketMQ 3.x makes: missing entries; ended transactions "
+        "that are open or have another outcome in the table; or a new table whose entries are "
+        "numbered from 0"
     ),
     "redo_log_wrong": _damage(Action.RECOVER, "the redo log of 3.x does not match the log"),
     "timer_check_wrong": _damage(
@@ -233,17 +233,17 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "wrong_entry": _damage(
         Action.MOVE,
-        "this path must be a file of the store, but it is a folder, a pipe, a broken link, a link "
-        "to another file of the store, or a file that cannot be opened",
-        "move it out of the store. If it is a broken link, mount the disk of the link's target, or "
-        "correct the link",
+        "a file of the store must be at this path. But the path is a folder, a pipe, a broken link,"
+        " a link to another file of the store, or a file that cannot be opened",
+        "move this folder, pipe, link or file out of the store. If it is a broken link, you can "
+        "instead mount the disk of the link's target, or correct the link",
     ),
     "bad_config": _damage(Action.RESTORE, "an invalid file in config/"),
     "bad_epochs": _damage(
         Action.RESTORE,
         "the list of the controller's epochs (epochFileCheckpoint) is invalid. A broker reads "
-        "epochFileCheckpoint.bak instead; if that file is invalid too, the broker cannot find the "
-        "point up to which its log equals the master's log",
+        "epochFileCheckpoint.bak instead. If epochFileCheckpoint.bak is invalid too, the broker "
+        "cannot find where its log begins to differ from the master's log",
         "put the file back from a backup. Or make the member again: start the broker with an empty "
         "store as a slave, which then copies the log of the master",
     ),
@@ -265,8 +265,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "checkpoint_offset": _damage(
         Action.RECOVER,
-        "the checkpoint has an offset that only RocketMQ 5.5 writes, but the offset is impossible, "
-        "or other files show an earlier version of RocketMQ. A broker of 5.5 would skip messages",
+        "the checkpoint has an offset that only RocketMQ 5.5 writes. But this offset is impossible,"
+        " or other files are of an earlier version. A broker of 5.5 would skip messages",
     ),
     "checkpoint_short": _damage(Action.RECOVER, "the checkpoint file is too short"),
     "abort_file": _note(
@@ -299,8 +299,9 @@ KINDS: Final[Mapping[str, Kind]] = {
         "its permissions, or repair the disk",
     ),
     "durable_mark_foreign": _note(
-        "the recorded durable offset does not fit the checkpoint: another program has written to "
-        "the store since logquarry recorded the offset, or the checkpoint is missing or unreadable",
+        "the recorded durable offset does not fit the checkpoint. Another program has written to "
+        "the store since logquarry recorded this offset, or the checkpoint is missing or "
+        "unreadable",
         "nothing: the next writer replaces the recorded offset",
     ),
     "durable_mark_ahead": _note(

@@ -41,7 +41,7 @@ class Place:
     Attributes:
         what: ``message``, ``blank``, ``damage`` or ``nothing`` (no file, or only zeros).
         offset: physical offset of the first byte.
-        topic: topic of the message. Only messages have this and the following attributes.
+        topic: topic of the message. Only a message has a topic and the attributes below.
         store_timestamp: store time in milliseconds.
         message_id: upper-case hex.
     """
@@ -92,11 +92,11 @@ class StoreDiff:
 
     Attributes:
         start: physical offset of the common part's start.
-        end: physical offset of the common part's end. If there is no common part, ``end`` is not
-            after ``start``.
+        end: physical offset of the common part's end. If there is no common part, ``end`` is at or
+            before ``start``.
         config: name of a file in config/ -> ``equal``, ``different``, ``only_a`` or ``only_b``.
             Consumers change these files, so they do not affect the verdict.
-        notes: further facts about the comparison that are no divergence, as text.
+        notes: texts about further facts; none of these facts is a divergence.
         lost: the stores whose last log files are missing.
         unread: the stores whose queues in RocksDB could not be read, and were not compared.
     """
@@ -171,7 +171,7 @@ class LogDiff:
         self._end = end
 
     def run(self, progress: Progress | None = None) -> LogDiff:
-        """Compare the logs, and return this object with the result."""
+        """Compare the logs; store the result in this object, and return the object."""
         for start, stop in pairwise(self._bounds()):
             self._compare(start, stop, progress)
         return self
@@ -191,7 +191,7 @@ class LogDiff:
         file_a, file_b = _file_at(self._a, start), _file_at(self._b, start)
         if file_a is None or file_b is None:
             missing: Side = "a" if file_a is None else "b"
-            # If neither log has a file for this part, that is not a difference.
+            # If both logs lack a file for this part, there is no difference.
             if name := file_a or file_b:
                 self.parts.append(LogPart(name, start, stop - start, stop - start, start, missing))
                 self.divergence = self.divergence or self._divergence(start)
@@ -301,8 +301,8 @@ def _place_of(path: str, offset: int, found: Frame, what: str, reason: str | Non
 
 # ------------------------------------------------------------------------------------- the stores
 class _Store:
-    """One of the two stores, with the ends that log and queues had at its opening. A writer may
-    append later.
+    """One of the two stores. The object keeps the ends that log and queues had when the store was
+    opened, because a writer may append later.
     """
 
     def __init__(self, layout: StoreLayout) -> None:
@@ -322,8 +322,8 @@ class _Store:
         self.reach = self.log.max_offset if self.is_live else self._reach()
 
     def _reach(self) -> int:
-        """Return the end of the data if frames follow the log's end; else the log's end. Such
-        frames were left by an earlier truncation, or follow damage in the last file.
+        """Return the end of the data if frames follow the log's end; else the log's end. Frames
+        after the log's end were left by an earlier truncation, or follow damage in the last file.
         """
         end = self.log.max_offset
         reader = LogReader(self.layout)
@@ -347,7 +347,7 @@ def diff(
 ) -> StoreDiff:
     """Compare two stores: the common part of their logs byte by byte, then their queues.
 
-    The logs do not diverge if one log only begins later or ends earlier than the other. Nothing is
+    If one log only begins later or ends earlier than the other, the logs do not diverge. Nothing is
     changed. Other processes may write to the stores during the call. The comparison stops at the
     ends that the logs had at the start of the call. ``to_json()`` of the result is the document
     that ``logquarry diff --json`` prints (docs/json.md).
@@ -360,7 +360,7 @@ def diff(
         progress: called with (bytes of the log compared so far, bytes to compare in total).
 
     Returns:
-        The differences: ``verdict`` summarizes them, ``has_diverged`` is true if neither store can
+        The differences. ``verdict`` is their summary; ``has_diverged`` is true if neither store can
         replace the other.
 
     Raises:
@@ -384,7 +384,7 @@ def compare_stores(
     start = max(left.log.min_offset, right.log.min_offset)
     end = min(left.reach, right.reach)
     log = LogDiff(a, b, start, end).run(progress)
-    # After the logs' first difference, the queues must differ too.
+    # After the logs' first difference, the queues are expected to differ too.
     diverged_at = end if log.divergence is None else log.divergence.offset
     is_live, kept_from = left.is_live or right.is_live, start
     if is_live:

@@ -63,8 +63,8 @@ _COMES_AND_GOES: Final = frozenset(
         "index_header",
     }
 )
-"""Kinds of findings that are only notes while a writer has the store open: the writer writes the
-queues after the log.
+"""While a writer has the store open, findings of these kinds are only notes, because the writer
+writes the queues after the log.
 """
 
 _CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead", "checkpoint_ahead"})
@@ -170,8 +170,8 @@ class _Verification:
         damaged = [f.file for f in self.report.findings if f.severity == "damage"]
         for path, reason in verify_files.misnamed_queue_files(self.layout, damaged):
             self.report.add("misnamed_queue_file", path, 0, reason)
-        # A key's hash contains the topic. So the index entry of a frame with a harmed topic differs
-        # from the frame, but is right.
+        # A key's hash contains the topic. So if damage changed the topic of a frame, the index
+        # entry differs from the frame, but is right.
         harmed = [Span(place, 1) for place in self.queues.harmed_topics]
         self.report.findings += self.index.finish(end, SpanSet([*lost, *harmed]), self.last_keyed)
         if self.layout.has_state_table and not self.live:
@@ -399,7 +399,7 @@ class _Verification:
 
     def _stale_bytes(self, end: int, length: int, *, is_closed: bool) -> bool:
         """Report bytes after the log's end that come from a broker's reused buffer. Return whether
-        there are such bytes.
+        the log has such bytes.
         """
         if not are_stale_bytes(self.layout, end, is_closed=is_closed):
             return False
@@ -431,7 +431,7 @@ class _Verification:
 
 
 def _audit_around(layout: StoreLayout, place: int) -> LogAudit:
-    """Audit the log from the file that contains the byte before ``place``, up to the log's end."""
+    """Audit the log up to its end; start at the file that contains the byte before ``place``."""
     file = layout.commit_log.at(place - 1)
     bounds = find_bounds(layout, all_queues(layout))
     log = LogAudit(layout, bounds, start=None if file is None else file.base, stop=layout.cut_end)

@@ -126,8 +126,8 @@ def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
                 report.add(UNREADABLE, folder, 0, str(error))
             continue
         for path, is_dir, wrong in names:
-            # Skip hidden names: editors leave links and pipes with such names. The store does not
-            # use them.
+            # Skip hidden names: the store does not use them, and editors leave links and pipes with
+            # such names.
             if wrong is not None and not PurePosixPath(path).name.startswith("."):
                 report.add("wrong_entry", path, 0, f"it {wrong}: {_REMEDY}")
             if is_dir or wrong is not None:
@@ -210,8 +210,8 @@ def check_entry_files(layout: StoreLayout, report: VerifyReport) -> None:
         named, right = files.get(path, -1), f"{folder}/{base:0{NAME_DIGITS}d}"
         is_copy = starts.get(right) == base
         if base == named or (is_copy and named < 0):
-            # The file's name is right, or the file is a copy without the name of a log file, which
-            # does no harm.
+            # The file's name is right. Or the file is a copy that has no log file's name: such a
+            # copy does no harm.
             continue
         reason = f"its first entry begins at physical offset {base}"
         if is_copy:
@@ -225,7 +225,7 @@ def check_entry_files(layout: StoreLayout, report: VerifyReport) -> None:
 
 def _first_entry(view: FileView) -> int | None:
     """Return the physical offset of the entry at the start of a DLedger file; None if no entry
-    starts there, or if its head and its frame disagree.
+    starts there, or if the head of the entry contradicts the entry's frame.
     """
     size = frame.ENTRY_HEAD.size + frame.HEAD.size
     data = bytes(view.head(size))
@@ -241,8 +241,8 @@ def _first_entry(view: FileView) -> int | None:
 def check_databases(layout: StoreLayout, report: VerifyReport, *, is_live: bool) -> None:
     """Read all records of the RocksDB folders of index, timers, transactions and pop records."""
     for folder in (ROCKSDB_STORE, KV_STORE):
-        # A running broker replaces files while they are read, so report only a failure of the last
-        # attempt.
+        # A running broker replaces files while this function reads them. So repeat a failed check,
+        # and report only the failure of the last attempt.
         for left in reversed(range(_LIVE_ATTEMPTS if is_live else 1)):
             try:
                 _check_database(layout, folder, report)
@@ -314,8 +314,8 @@ def check_sidecar(
 def check_transactions(
     layout: StoreLayout, end: int, report: VerifyReport, harmed_types: Mapping[int, HarmedType]
 ) -> None:
-    """Compare the state table and the redo log of a store of 3.x with the log. ``harmed_types`` has
-    the frames with a harmed transaction type, by physical offset.
+    """Compare the state table and the redo log of a store of 3.x with the log. ``harmed_types``
+    has, by physical offset, the frames whose transaction type was changed by damage.
 
     After a crash, the tables usually differ from the log, so the findings are only notes.
     """

@@ -63,15 +63,15 @@ _BY_CODE: Final = {request.code.value: request for request in REQUESTS}
 
 _SETTLED_NS: Final = 2_000_000_000
 """The server keeps a file's content in memory only if the file's last change is at least this many
-nanoseconds old. If the last change is more recent, the file could change again and keep its
-modification time.
+nanoseconds old. If the last change is more recent, another change could leave the modification time
+as it is.
 """
 _LARGEST_DOCUMENT: Final = remoting.LARGEST_FRAME - (1 << 12)
 """Maximum number of bytes of a table as JSON. A frame must have room for the table and a header."""
 
 _Signature = tuple[int, int, int]
-"""Inode, modification time and size of a file. A write changes at least one of them, except
-sometimes directly after another write (see _SETTLED_NS).
+"""Inode, modification time and size of a file. A write changes at least one of the three values.
+Only a write directly after another write may change none (see _SETTLED_NS).
 """
 
 
@@ -224,8 +224,8 @@ class ConfigServer(Server[_Asking]):
         return min(waits, default=LONGEST_WAIT_MS)
 
     def _serve(self, peer: _Asking, now: int) -> int:
-        # Answers the peer's next request, but only after the previous answer was sent completely.
-        # Returns the number of milliseconds until the next call.
+        # If the previous answer was sent completely, answers the peer's next request. Returns the
+        # number of milliseconds until the next call.
         wire = peer.wire
         left = peer.heard_ms + self._options.idle_ms - now
         if left <= 0:
@@ -238,8 +238,7 @@ class ConfigServer(Server[_Asking]):
                 peer.heard_ms = now
                 if not (command.is_response or command.is_oneway):
                     wire.send(self._answer(command))
-                # Read now: TLS may have buffered further bytes, of which the selector does not
-                # know.
+                # Read now: TLS may have buffered further bytes, which the selector does not report.
                 self._read_from(peer)
                 left = 0
             if peer in self._peers:

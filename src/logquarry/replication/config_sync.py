@@ -1,7 +1,7 @@
 """Copies the files of a master's ``config/`` into a slave's store, as RocketMQ's
 ``SlaveSynchronize`` does.
 
-Each copy requests all tables (the content of one file each) over one connection. If one table
+Each copy requests all tables over one connection; a table is the content of one file. If one table
 cannot be copied, the copy continues with the next table, and the next copy tries again.
 """
 
@@ -257,8 +257,8 @@ class ConfigSync(Worker):
                     else:
                         remark = (answer.remark or "nothing")[:_LONGEST_REMARK]
                         problems.append(f"{name}: the master refuses, code {answer.code}: {remark}")
-                # The decoders raise ValueError for invalid input. Input that the decoders do not
-                # expect can cause TypeError or RecursionError.
+                # For most invalid input, the decoders raise ValueError. Some invalid input causes
+                # a TypeError or RecursionError.
                 except (ValueError, TypeError, RecursionError) as error:
                     problems.append(f"{name}: the master's file is invalid: {error}")
         finally:

@@ -28,7 +28,8 @@ _TURN: Final = 8 << 20
 _REPORTS: Final = 16 << 10
 """Maximum number of bytes to read from one slave before the thread continues with the next slave.
 
-A complete TLS record must fit: the selector does not report the unread part of a record.
+This number must be at least the size of a TLS record, because the selector does not report the
+unread part of a record.
 """
 
 
@@ -277,8 +278,8 @@ class HaMaster(Server[_Slave]):
         is_silent = slave.machine.state is ha.MasterState.AWAITING_REQUEST
         return "it sent no report" if is_silent else None
 
-    # Puts must wait for each slave that status() lists. So the base class calls this method before
-    # it adds the slave to that list.
+    # The base class calls this method before status() lists the slave, because puts must wait for
+    # each listed slave.
     def _came(self, slave: _Slave) -> None:
         if slave.wire.is_ready:
             self._feed.replicas.slave_came()

@@ -3,9 +3,10 @@
 The replica checks the magic number, the lengths, the CRC and the physical offset of each frame as
 soon as the frame is complete. A transfer can end in the middle of a frame.
 
-RocketMQ's protocol has no message that compares two logs. So after it has connected, a slave begins
-its request before the end of its own log. The master then sends bytes that the slave already has,
-and the slave compares both. If they differ, the logs have diverged, and replication stops. ::
+RocketMQ's protocol has no message that compares two logs. So a newly connected slave requests the
+log from an offset before the end of its own log. The master then sends bytes that the slave already
+has, and the slave compares these bytes with its own log. If they differ, the logs have diverged,
+and replication stops. ::
 
     master  |=========================================|---- new ----...
     slave   |==========================[== compared ==]
@@ -89,16 +90,16 @@ class Replica:
         self.check()
         wrote = self.feed.wrote_offset
         if not wrote:
-            # To get the whole log, the slave requests the bytes from offset 1 on, because the
-            # master itself would choose the start if the slave requested offset 0. Byte 0 of a log
-            # is always 0, because it is the highest byte of a frame's size.
+            # If the slave requested offset 0, the master would choose the start. So a slave that
+            # wants the whole log requests the bytes from offset 1 on. Byte 0 of a log is always 0,
+            # because it is the highest byte of a frame's size.
             self.position = 0 if self.start is None else max(1, self.start)
             return self.position
         self.feed.sync()
         last = self._last_frame()
-        # The compared bytes include at least one complete frame, because frames of different logs
-        # have different times, while blanks can be equal. They are all in the last file, because
-        # the master may have deleted earlier files.
+        # Compare at least one complete frame: frames of different logs have different times, but
+        # blanks can be equal. Compare only bytes of the last file: the master may have deleted
+        # earlier files.
         first = last - last % self.feed.file_size
         start = min(last, max(first, wrote - self.overlap))
         self.position = max(1, self.feed.min_offset, self._floor, start)
@@ -257,8 +258,9 @@ class Replica:
             known = "may have acknowledged a part of it in an earlier run (acknowledge: received)"
         advice = "The next opening of the store cuts it off"
         if code in (DamageKind.BAD_BLANK, DamageKind.BAD_SIZE):
-            # This damage occurs if master and slave have log files of different sizes: a frame does
-            # not fit into the slave's file, or a blank ends before the end of the slave's file.
+            # This damage occurs if master and slave have log files of different sizes. Then a frame
+            # does not fit into the slave's file, or a blank ends before the end of the slave's
+            # file.
             advice += (
                 f". Files of this log have {self.feed.file_size} bytes: if the master's have "
                 "another size, replicate into an empty folder with its mappedFileSizeCommitLog"
@@ -281,8 +283,8 @@ class Replica:
             # data follows. So only two heartbeats in a row show that no data follows.
             self._ahead(offset)
         wrote = self.feed.wrote_offset
-        # If no data follows, a slave with an empty log already has all bytes that it wants, because
-        # its log is to begin at the end of the master's log.
+        # If no data follows, a slave with an empty log lacks nothing, because the slave's log will
+        # begin at the end of the master's log.
         self._has_come = offset == wrote or (not wrote and self._has_beaten)
         self._has_beaten = True
 
@@ -303,8 +305,8 @@ class Replica:
         if not wrote:
             if offset > self.position:
                 self.start = offset
-            # The master's log may end before the requested offset. In this case this method raises
-            # nothing. The slave then connects again, because the master's log may have grown.
+            # If the master's log ends before the requested offset, raise nothing: the slave
+            # connects again, because the master's log may have grown.
         elif offset < self.position:
             self._ahead(offset)
         elif offset <= self._last_frame():
@@ -338,8 +340,8 @@ class Replica:
         Raises:
             StoreUnavailable: if this sync or an earlier sync failed.
         """
-        # This offset is read before the sync, because the sync may not include bytes that are
-        # appended during it.
+        # Read this offset before the sync, because the sync may omit bytes that arrive while it
+        # runs.
         vouched = self._vouched
         end = min(vouched, self.feed.sync())
         # Without CRC checks, the log may contain a frame with a wrong CRC. After a power cut, a

@@ -65,7 +65,7 @@ class ServerOptions:
 
 
 class Peer:
-    """One connection. ``mask`` says for which events of its socket the selector waits."""
+    """One connection. ``mask`` is the set of events for which the selector waits."""
 
     __slots__ = ("mask", "wire")
 
@@ -106,8 +106,8 @@ class Server(Worker, Generic[P]):
         self._refused = 0
         self._noted_ms: int | None = None
         with contextlib.ExitStack() as made:
-            # If the next lines fail, for example without free descriptors, close the listeners, so
-            # that the port is free again.
+            # If the next lines fail, for example because no descriptor is free, close the
+            # listeners, so that the port is free again.
             self._listeners = listen(self._surroundings)
             for listener in self._listeners:
                 made.enter_context(contextlib.closing(listener))
@@ -186,7 +186,7 @@ class Server(Worker, Generic[P]):
         """
 
     def _read_from(self, peer: P) -> None:
-        """Read the bytes that a peer has sent. The peer may have been removed in the meantime."""
+        """Read the bytes that a peer has sent. If the peer was removed meanwhile, do nothing."""
         if peer not in self._peers or not peer.wire.is_ready:
             return
         try:
@@ -264,8 +264,7 @@ class Server(Worker, Generic[P]):
         try:
             self._selector.register(wire, selectors.EVENT_READ, peer)
         except (OSError, ValueError) as error:
-            # The wire is closed, and not the accepted socket, because with TLS the wire has another
-            # socket.
+            # Close the wire, not the accepted socket: with TLS, the wire has its own socket.
             wire.close()
             self._refuse(name, str(error))
             return

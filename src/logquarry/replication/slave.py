@@ -108,8 +108,8 @@ class SlaveStatus(NamedTuple):
         acknowledged: last acknowledged physical offset; None if the slave is not connected.
         received_bytes: number of bytes of the log that the slave has received since its start.
         connections: number of connections that the slave has made since its start.
-        has_all: whether the slave has the master's whole log, as far as the master's last message
-            shows.
+        has_all: whether the slave has the master's whole log, according to the master's last
+            message.
         trouble: the reason why the slave is not connected or has ended; empty if there is no
             problem.
         failures: number of failed connections since the master last sent something.
@@ -383,8 +383,8 @@ class HaSlave(Worker):
         try:
             return all(self._goes_on_after(event) for event in events)
         finally:
-            # The frames are checked once after all events, and not after each event, because a
-            # check of many bytes takes hardly longer than a check of few.
+            # Check the frames once, after all events: a check of many bytes takes hardly longer
+            # than a check of few bytes.
             self._replica.check()
 
     def _goes_on_after(self, event: ha.SlaveEvent) -> bool:

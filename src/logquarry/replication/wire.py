@@ -56,8 +56,8 @@ class Wake:
     """Wakes a thread that waits in a selector. Thread-safe.
 
     The thread calls :meth:`arm` before it checks for work, and is armed until it is woken. A put
-    calls :meth:`set` only if :meth:`is_unset` says that the thread is armed. So while the thread
-    works, a put needs no system call.
+    calls :meth:`set` only if :meth:`is_unset` returns True, so only if the thread is armed. So
+    while the thread works, a put needs no system call.
     """
 
     def __init__(self) -> None:
@@ -107,8 +107,9 @@ class Wake:
 def require_peer(store: object, host: object, port: object, options: object, kind: type) -> None:
     """Check the constructor's arguments of a master, a slave or a ConfigSync."""
     takes = 'a store, opened with MessageStore.open(path, mode="rw")'
-    # Accept a store that is open for reading: log_feed later raises a better error for it. Also
-    # accept other objects that have a log_feed, because a test passes a model of a store.
+    # Accept a store that is open for reading: log_feed later raises a clearer error for such a
+    # store. Also accept other objects that have a log_feed, because a test passes a model of a
+    # store.
     if not isinstance(store, MessageStore) and not hasattr(store, "log_feed"):
         arguments.refuse_type(store, "store", takes)
     require_address(host, port, options, kind)
@@ -270,7 +271,7 @@ class Wire:
 
     @property
     def events(self) -> int:
-        """The events for which to wait: bytes to read, and room for the bytes to send."""
+        """The events for which the selector waits: always reading; writing if bytes are unsent."""
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.wants_write else 0)
 
     def handshake(self) -> bool:
@@ -331,8 +332,8 @@ class Wire:
             self._out.popleft()
 
     def abandon(self) -> None:
-        """Close the descriptor in a forked child. The method does not take the lock, because in the
-        child it may be locked forever.
+        """Close the descriptor in a forked child. Do not take the lock, because the lock may stay
+        locked forever in the child.
         """
         with contextlib.suppress(OSError):
             self._socket.close()

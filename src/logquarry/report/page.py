@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS: Final = 500
 
-# Vega compiles expressions, for which the policy must allow unsafe-eval. Vega also adds styles to
-# the page.
+# Vega compiles expressions, so the policy must allow unsafe-eval. Vega also adds styles to the
+# page.
 _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data:; base-uri 'none'; form-action 'none'"

@@ -178,8 +178,8 @@ def survey(
 
 
 def bin_size(span_ms: int) -> int:
-    """Return the smallest of the usual bin widths, in milliseconds, with which the time fits into
-    MOST_BINS bins.
+    """Return the smallest usual bin width, in milliseconds, for which MOST_BINS bins cover the
+    time.
     """
     # With a damaged or forged store time, the span can be too long for the usual widths.
     least = -(-span_ms // MOST_BINS)

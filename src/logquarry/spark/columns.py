@@ -86,7 +86,8 @@ def _class_of(name: str) -> Any:
         try:
             found = getattr(import_module(module), name, None)
         except ModuleNotFoundError as error:
-            # If PySpark is installed, but a package that it needs is missing, show that error.
+            # If PySpark is installed, but lacks a package that it needs, raise the error that names
+            # this package.
             if error.name is None or not error.name.startswith("pyspark"):
                 raise
             continue
@@ -106,7 +107,7 @@ if not TYPE_CHECKING:
         class DataSourceStreamArrowWriter(
             _class_of("DataSourceStreamWriter"), DataSourceArrowWriter
         ):
-            """Base class of a stream's writer to which Spark passes Arrow batches."""
+            """Base class of a stream writer. Spark passes Arrow batches to the writer."""
 
 
 def has_sources() -> bool:
@@ -173,7 +174,7 @@ def _with_schema(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
 def _retyped(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if not pa.types.is_map(kind):
         return array.cast(kind)
-    # The new array uses the same buffers with the wanted type. A cast would take longer than all
+    # Make an array of the wanted type from the same buffers: a cast would take longer than all
     # other work on a batch.
     entries = pa.struct([kind.key_field, kind.item_field])
     pairs = pa.Array.from_buffers(entries, len(array.keys), [None], 0, 0, [array.keys, array.items])

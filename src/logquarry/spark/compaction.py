@@ -128,7 +128,7 @@ class _File(Source):
 
     Attributes:
         first: the offset in the file's name.
-        order: sort key of files of one kind. The offset in the name is not enough: if a merge
+        order: sort key of files of the same kind. The offset in the name is not enough: if a merge
             writes several files, all of them have the same first offset in their names.
     """
 

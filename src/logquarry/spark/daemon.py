@@ -18,7 +18,7 @@ from logquarry.spark.worker import ignore_hang_ups
 
 
 def load_worker_modules() -> None:
-    """Import the modules that a worker needs and that start no thread.
+    """Import the modules that a worker needs, except modules that start a thread.
 
     Spark starts a new worker after an error or an idle minute. Without this call, each worker
     spends most of its first second on these imports. Threads do not survive a fork, so this call
@@ -32,8 +32,8 @@ def load_worker_modules() -> None:
     from logquarry.log import codec, walk  # noqa: F401
 
     codec.kernels()
-    # Freeze all objects. Otherwise, garbage collection in a worker would write to memory that the
-    # processes share, and Linux would copy this memory.
+    # Freeze all objects, so that garbage collection in a worker does not write to the memory that
+    # the processes share: Linux would copy this memory.
     gc.freeze()
 
 

@@ -104,8 +104,8 @@ def export_parquet(
             for the stores' options.
 
     Raises:
-        CorruptFrame: if a log is damaged, unless the options make the export skip damage or stop at
-            damage; ``dest`` is unchanged.
+        CorruptFrame: if a log is damaged, and the option ``on_damage`` is neither ``"skip"`` nor
+            ``"stop"``. ``dest`` stays unchanged.
         UsageError: if ``dest`` holds other Parquet files, or overlaps with a store.
         StoreNotFound: if a path is not a store.
         StoreUnavailable: if another export is running in ``dest``.
@@ -337,7 +337,7 @@ def groups(files: Sequence[S], target_size: int) -> Iterator[list[S]]:
 def fewer(
     chosen: Sequence[list[S]], made: Sequence[tuple[Merged, ...]]
 ) -> tuple[list[list[S]], list[Merged]]:
-    """Return the sources and the new files of the merges that reduced the number of files.
+    """Select the merges that reduced the number of files; return their sources and new files.
 
     The metadata of a file stores the property strings that the column ``properties`` cannot
     represent. If these strings are too large for the metadata of one file, a merge writes several

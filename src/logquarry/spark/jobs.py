@@ -163,9 +163,9 @@ def explain(error: BaseException | None) -> LogquarryError | None:
 def root_cause(error: BaseException) -> str:
     """Return the cause of a failed Spark job as text.
 
-    This is the text of the worker's exception. If no worker raised an exception, the result is the
-    text of Java's innermost cause. If there is no such cause either, the result is the first two
-    lines of the error.
+    If a worker raised an exception, the result is the text of this exception. Otherwise, the result
+    is the text of Java's innermost cause, or the first two lines of the error if Java names no
+    cause.
     """
     lines = [line for line in str(error).splitlines() if line.strip()]
     raised: str | None = None

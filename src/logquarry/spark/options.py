@@ -43,7 +43,7 @@ _NO_STREAM: Final = ("endingOffsets", "endingQueueOffsets", "endingTimestamp")
 
 
 def is_read_option(name: str) -> bool:
-    """Whether a read of stores has an option of this name; upper and lower case are equal."""
+    """Whether a read of stores has an option of this name, in upper or lower case."""
     return name.lower() in _READS
 
 
@@ -277,7 +277,7 @@ def _offset(value: Any) -> int:
 def _limit(value: int, *, is_start: bool) -> int | None:
     """Return a parsed offset as a limit.
 
-    None is a limit that excludes no message; LONG_MAX is a start after all messages.
+    None means no limit; the start LONG_MAX is after all messages.
     """
     if value == _EARLIEST:
         return None if is_start else 0
@@ -306,7 +306,7 @@ def _check_order(start: OffsetLimit, stop: OffsetLimit) -> None:
     for broker in (None, *(start.brokers.keys() | stop.brokers.keys())):
         first = start.default if broker is None else start.of(broker)
         beyond = stop.default if broker is None else stop.of(broker)
-        # A read from "latest" or up to "earliest" is valid, and returns no messages.
+        # A read that starts at "latest" or ends at "earliest" is valid, and returns no messages.
         if first is None or first == java.LONG_MAX or not beyond:
             continue
         if first > beyond:

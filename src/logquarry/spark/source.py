@@ -155,7 +155,7 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
             self._planner.prepare_available_now()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the ends of the logs that the last plan saw, for the query's progress report."""
+        """Return the logs' ends at the last call of latestOffset, for the progress report."""
         return self._planner.newest()
 
 
@@ -230,8 +230,8 @@ class RocketMQDataSource(DataSource):
 class RocketMQReader(Packaged, DataSourceReader):
     """Reads a batch. Spark plans the tasks on the driver, and reads the messages in the workers.
 
-    This class must not override `pushFilters`: up to version 4.3, PySpark caches the plan of the
-    first query with its filters, so later queries with other filters on the same DataFrame would
+    This class must not override `pushFilters`. Up to version 4.3, PySpark caches the plan of the
+    first query with its filters. So later queries with other filters on the same DataFrame would
     miss rows.
     """
 

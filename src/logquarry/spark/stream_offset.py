@@ -10,13 +10,13 @@ Spark writes the offset into its checkpoint::
 Each value is a physical offset at which a frame, a blank (filler at a file's end) or damage ends.
 When a query first starts, the options that set its start are recorded under the key ``/start``. No
 broker can have this name. A restarted query uses the recorded options. The last frame before each
-offset is also recorded under ``/start``, because earlier versions of logquarry ignore unknown names
-under this key, but refuse an offset with other keys.
+offset is recorded under ``/start`` too. Earlier versions of logquarry ignore unknown names under
+this key, but refuse an offset with other keys.
 
-A log can be replaced by an older backup, or truncated by a power cut, and then grow past the offset
-up to which it was read. The offset alone does not show that the log has changed, and the next batch
-would miss the new messages before the offset. So a stream and an export record the last frame
-before the offset, and the next batch checks that the log still has this frame.
+An older backup can replace a log, or a power cut can truncate the log. Then the log can grow past
+the offset up to which it was read. The offset alone does not show that the log has changed, and the
+next batch would miss the new messages before the offset. So a stream and an export record the last
+frame before the offset, and the next batch checks that the log still has this frame.
 
 For a limit of bytes, the planner reads only the part of the log near the batch's end. To limit the
 number of messages, the planner reads the frame headers of all new messages.
@@ -43,8 +43,8 @@ from logquarry.log.walk import BlankSpan, LogEnd, LogReader, Run
 from logquarry.spark.options import Queue
 
 _FIELDS: Final = ("body_crc", "physical_offset", "born_timestamp", "store_timestamp")
-"""Fields that the check sum covers. A broker writes them once, with the frame. Queue id and queue
-offset are left out, because a salvage corrects them if damage has changed them.
+"""Fields that the check sum covers. A broker writes these fields once, with the frame. Queue id and
+queue offset are left out, because a salvage corrects damaged queue ids and queue offsets.
 """
 _NEAR: Final = 64 << 10
 _FARTHEST: Final = 64 << 20
@@ -189,7 +189,7 @@ class StreamOffset:
             ) from error
 
     def moved(self, brokers: Mapping[str, int]) -> StreamOffset:
-        """Return this offset with the physical offsets of some brokers replaced."""
+        """Return a copy of this offset with new physical offsets for some brokers."""
         return replace(self, brokers={**self.brokers, **brokers})
 
 
@@ -213,8 +213,9 @@ def _nested(queues: Mapping[Queue, int]) -> dict[str, dict[str, int]]:
 
 
 NEAR: Final = 16 << 20
-"""To find the last frame before an offset, the planner reads the log from a frame at most this many
-bytes before the offset. If it finds no such frame, it searches four times as far back.
+"""To find where the last frame before an offset ends, the planner starts to read at a frame or a
+file that begins at most this many bytes before the offset. If the planner finds no such start, it
+searches four times as far back.
 """
 MOST_COUNTED: Final = 1 << 30
 """Maximum bytes of each log in which the planner counts messages for one batch. Without this limit,

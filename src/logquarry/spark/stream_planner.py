@@ -4,10 +4,10 @@ A restarted query reads its offsets from its checkpoint. The state in a planner 
 cache.
 
 Spark before 4.2 has no admission control: Spark requests the newest offset, but passes neither the
-batch's start nor a limit. A batch then takes all new messages, because with a limit a
-Trigger.AvailableNow query would end after the first batch. A restarted query requests the newest
-offset before the planner sees the checkpoint. `tasks` therefore compares the options' start
-conditions with the checkpoint.
+batch's start nor a limit. So each batch takes all new messages: with a limit, a
+Trigger.AvailableNow query would end after its first batch. A restarted query requests the newest
+offset before the planner sees the checkpoint. `tasks` therefore compares the start options with the
+start that the checkpoint recorded.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class StreamPlanner:
             firsts = {
                 queue: first
                 for queue, first in self._first_queue_offsets(broker, layout)
-                # A queue that is read from queue offset 0 on needs no condition.
+                # If a queue is read from queue offset 0 on, do not record its start.
                 if first
             }
             if firsts:
@@ -309,7 +309,7 @@ class StreamPlanner:
 def _last_frames(
     layouts: Mapping[str, StoreLayout], ends: Mapping[str, int]
 ) -> dict[str, LastFrame]:
-    """Return the last frame before each end; leave out a broker if no frame is near its end."""
+    """Return each broker's last frame before its end; omit brokers without a frame near the end."""
     found = {broker: last_frame(layouts[broker], end) for broker, end in ends.items()}
     return {broker: frame for broker, frame in found.items() if frame is not None}
 
@@ -388,7 +388,7 @@ class UnlimitedPlanner(StreamPlanner):
         return start
 
     def newest_end(self) -> StreamOffset:
-        """Return the offset at which a batch of all messages ends."""
+        """Return the end of a batch that reads all new messages."""
         if self._reached is not None:
             return self.latest(self._reached, Limits())
         layouts = self._layouts()
@@ -418,7 +418,7 @@ class UnlimitedPlanner(StreamPlanner):
     def _continued(self, start: StreamOffset, end: StreamOffset) -> StreamOffset:
         """Return the end of the first batch after a restart.
 
-        The end contains the start conditions that the checkpoint recorded.
+        The end keeps the start time and the queue offsets that the checkpoint recorded.
         """
         if start.since_ms != end.since_ms:
             raise UsageError(f"startingTimestamp: differs from the checkpoint's: {_SAME_START}")

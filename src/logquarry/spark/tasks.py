@@ -237,14 +237,14 @@ def plan_tasks(
 ) -> list[ReadTask]:
     """Plan tasks that read each wanted message exactly once.
 
-    The tasks of one store follow each other. The tasks are in the order of the log, except if the
-    options select messages by queue.
+    The list has all tasks of one store, then all tasks of the next store. The tasks of a store are
+    in the order of its log, unless the options select messages by queue.
 
     Args:
         columns: columns to read; None for the columns of the options.
-        min_tasks: minimum number of tasks. The plan has fewer tasks if so many tasks would have
-            less than LEAST_SPLIT bytes each. ``options.min_partitions`` can make smaller tasks,
-            down to LEAST_STATED_SPLIT.
+        min_tasks: minimum number of tasks. If each task would then have less than LEAST_SPLIT
+            bytes, the plan has fewer tasks. ``options.min_partitions`` can make smaller tasks, down
+            to LEAST_STATED_SPLIT.
     """
     stores = open_stores(options)
     for broker, layout in stores.items():
@@ -306,7 +306,7 @@ def _split_size(whole: int, min_tasks: int) -> int:
 
 
 def _least_split(length: int) -> int:
-    """Return the smallest task size that options can request, for a read of `length` bytes."""
+    """Return the smallest task size that the options can set for a read of `length` bytes."""
     small = min(LEAST_STATED_SPLIT, -(-length // FEW_TASKS))
     return max(small, -(-length // MOST_TASKS), 1)
 
@@ -358,7 +358,7 @@ def for_workers(options: ReadOptions) -> ReadOptions:
 
 
 def check_start(layout: StoreLayout, selection: Selection, options: ReadOptions) -> None:
-    """Report a loss if retention has deleted messages after the wanted start."""
+    """Report a loss if the requested start is before the first message that still exists."""
     start, oldest = selection.start_offset, layout.commit_log.start
     if start is not None and layout.commit_log.files and start < oldest:
         lost(
@@ -479,11 +479,11 @@ def _not_deleted(
 def certain_events(
     events: Iterable[Event], stop: int, path_at: Callable[[int], str]
 ) -> Iterator[Event]:
-    """Yield the events of a log that was complete up to `stop` when a stream's batch was planned.
+    """Yield the events of a walk; add damage if the log lost bytes after the batch was planned.
 
-    If the log now ends before `stop`, or has a torn tail before `stop`, the log has lost bytes. In
-    this case, the function yields damage of the kind LOST_END. The next batch reads events at and
-    after `stop`.
+    When the stream's batch was planned, the log was complete up to `stop`. If the log now ends or
+    has a torn tail before `stop`, yield damage of the kind LOST_END. The next batch reads the
+    events at and after `stop`.
     """
     for event in events:
         if isinstance(event, LogEnd | DamagedSpan) and event.offset >= stop:

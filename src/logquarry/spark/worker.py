@@ -32,8 +32,9 @@ def in_worker() -> bool:
 _tasks = 0
 _modules = 0
 _LOADING = 3
-"""Number of first tasks of a worker that call :func:`gc.freeze`. Later, only a task that follows an
-import of modules calls it: without imports, a task leaves few new objects that live long.
+"""Number of first tasks in which a worker always calls :func:`gc.freeze`. In later tasks, the
+worker calls it only if modules were imported since the last call: other tasks create few objects
+that live long.
 """
 
 
@@ -90,7 +91,7 @@ _HIDE = "SPARK_HIDE_TRACEBACK"
 
 @contextmanager
 def without_traceback() -> Iterator[None]:
-    """In a worker, report a LogquarryError by its text alone; see also :func:`ignore_hang_ups`."""
+    """In a worker, report a LogquarryError without traceback; see also :func:`ignore_hang_ups`."""
     ignore_hang_ups()
     try:
         yield

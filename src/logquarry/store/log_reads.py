@@ -186,7 +186,7 @@ NOT_FOR_USERS: Final = frozenset(
         "start",
     )
 )
-"""Public methods and attributes for other parts of logquarry only; ``dir()`` of a store omits them.
+"""Public methods and attributes that only logquarry itself uses; ``dir()`` of a store omits them.
 """
 
 

@@ -170,7 +170,7 @@ def _sum_queues(
 
 
 def _head_bytes(files: FileSequence, messages: int) -> int:
-    """Return the total size of the DLedger heads of ``messages`` frames; 0 for other logs."""
+    """Return the size of ``messages`` DLedger heads; 0 if the log has no DLedger heads."""
     return messages * frame.ENTRY_HEAD.size if files.has_heads else 0
 
 
@@ -320,7 +320,7 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 
 _MOST: Final = 3
-"""Maximum number of wrong files that the description of a sign lists."""
+"""Maximum number of wrong log files, and of wrong queue files, that are listed one by one."""
 
 
 def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:

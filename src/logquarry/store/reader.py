@@ -190,7 +190,7 @@ class BaseReader(StoreReads):
             return self._found.log_queues[0].get((topic, queue_id))
         found = self._file_queue(topic, queue_id)
         filesystem, files = self.layout.filesystem, () if found is None else found.files
-        # A get takes a few microseconds, so it does not check the files of each queue again.
+        # A get takes only a few microseconds, so check each list of queue files only once.
         if not files or filesystem.dead_links or self._checked.get((topic, queue_id)) is not files:
             require_queue_links(filesystem, topic, queue_id, files)
             self._checked[topic, queue_id] = files

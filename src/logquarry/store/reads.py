@@ -191,8 +191,10 @@ class StoreReads(LogReads):
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: Time) -> int:
         """Return the queue offset of a message that was stored at or near a time.
 
-        If no message has exactly this time, the method compares the messages before and after it in
-        one queue file, and chooses the nearer one, as RocketMQ's ``getOffsetInQueueByTime`` does.
+        If no message has exactly this time, the method searches one queue file for the last message
+        before and the first message after the time. It returns the offset of the nearer message, as
+        RocketMQ's ``getOffsetInQueueByTime`` does. In a batch queue or a queue in RocksDB, the
+        method chooses the first message at or after the time; if there is none, the last message.
         If the queue is empty, the method returns 0. :meth:`scan` describes the types of a time.
         """
         queue = self._readable_queue(*arguments.queue(topic, queue_id))
@@ -209,7 +211,7 @@ class StoreReads(LogReads):
 
     @cached_property
     def _bulk_getter(self) -> MessageGetter:
-        """The getter for consumers. One call of it may return more messages than :meth:`get`."""
+        """Gets messages for consumers. One call may return more messages than :meth:`get`."""
         # Import late, because the import takes 0.1 s.
         from logquarry.store.consumer.source import AT_ONCE
 
@@ -381,7 +383,7 @@ class StoreReads(LogReads):
 
     @abstractmethod
     def _bulk_layout(self) -> tuple[StoreLayout, int | None]:
-        """Return the layout to read, and the physical offset at which to stop (None: no limit)."""
+        """Return the layout for a bulk read, and the physical offset of its end (or None)."""
 
     # --------------------------------------------------------------------------------- consumers
     def consumer(

@@ -296,7 +296,7 @@ class SingleCalls:
     def _start_puts(
         self, path: CommitLogWriter, counter: CallCounter, feed: LogFeed, growth: LogGrowth
     ) -> None:
-        """Set the attributes for the objects that each put uses, so that a put finds them fast."""
+        """Store the objects that each put uses in attributes, so that a put finds them fast."""
         self._path = path
         self._counter = counter
         self._feed = feed
@@ -384,9 +384,9 @@ class SingleCalls:
         replica are over.
 
         When this method returns, the message is already in the log, or the future has an exception.
-        In the log, the messages have the order of the calls. The thread that ends the last wait (by
-        a sync, or by the acknowledgement of a slave) calls the callbacks of the future, so they
-        must return quickly.
+        In the log, the messages have the order of the calls. A sync, or the acknowledgement of a
+        slave, ends the last wait. The thread that handles this event calls the future's callbacks,
+        so the callbacks must return quickly.
         """
         try:
             if type(message) is not _Message:

@@ -289,10 +289,11 @@ def _delay_levels(layout: StoreLayout, queues: list[Queue]) -> tuple[DelayLevel,
 # committed or rolled back, the broker adds an op message to RMQ_SYS_TRANS_OP_HALF_TOPIC. The op
 # message has the tag ``d``, and its body is the queue offset of the half message. A commit also
 # leaves a COMMIT frame with the half message's physical offset. While a half message is open, the
-# broker's checker may put a copy of it at the end of the queue; the checker then advances its own
-# consumer offset past the original. So if a half message is before this consumer offset and has no
-# op message, the checker has replaced it by a copy, or has abandoned it. After too many
-# checks, the checker puts a copy into TRANS_CHECK_MAX_TIME_TOPIC, but no op message.
+# broker's checker may put a copy of the half message at the end of the queue. The checker then
+# advances its own consumer offset past the original. So if a half message before this consumer
+# offset has no op message, the checker has replaced the half message by a copy, or has abandoned
+# it. After too many checks, the checker puts a copy into TRANS_CHECK_MAX_TIME_TOPIC, but no op
+# message.
 #
 # In a store of 3.x, a half message is a PREPARED frame in the log, and no queue has an entry for
 # it. The COMMIT or ROLLBACK frame contains the physical offset of the PREPARED frame

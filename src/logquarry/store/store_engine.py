@@ -173,8 +173,8 @@ class StoreEngine:
         try:
             found = open_check.find_store(root, config)
         except open_check.NeedsRecovery as error:
-            # Log only the text of the error, because the error object would keep all files open
-            # that were read.
+            # Log the text instead of the error object, because this object keeps all files open
+            # that find_store has read.
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root, config, removes_links=True)
             layout = StoreLayout.open(root, config)
@@ -285,7 +285,7 @@ class StoreEngine:
             flushing.group,
             self.replicas if is_replicated else None,
         )
-        # The services are stopped in this order, because each one produces work for the next: the
+        # Stop the services in this order, because each service produces work for the next. The
         # dispatch service dispatches committed messages, and the flush services sync the results.
         self._services: list[Service] = [] if flushing.commit is None else [flushing.commit]
         self._services += [self._dispatching, flushing.log, flushing.queues]
@@ -298,8 +298,8 @@ class StoreEngine:
             self._services.append(self._pages_ahead)
 
     def _committed(self) -> None:
-        # The dispatcher was woken by the put, before the message was committed to the file, so it
-        # may have missed the message. Wake the dispatcher again.
+        # The put woke the dispatcher before the message was committed to the file, so the
+        # dispatcher may have missed the message. Wake the dispatcher again.
         self._flushing.log.wakeup()
         self.growth.wake()
 
@@ -372,8 +372,8 @@ class StoreEngine:
     def close(self) -> None:
         """Close the store, cleanly if possible. A second call does nothing.
 
-        If a listener or a callback of a put calls this method, the method raises UsageError,
-        because the thread of the listener would have to wait for its own end.
+        If a listener or a callback of a put calls this method, raise UsageError. Otherwise the
+        thread of this listener or callback would wait for its own end.
         """
         if self.health.is_forked:
             return
@@ -383,9 +383,9 @@ class StoreEngine:
             try:
                 if Refusal.CLOSED not in self.flags.refusals:
                     self.flags.set(Refusal.CLOSED)
-                    # A put may just have passed the check of the flags. Do not wait for this put,
-                    # because it may run in a listener or a callback, and the close must stop the
-                    # thread of this listener or callback. The log refuses the put.
+                    # A put may just have passed the check of the flags; the log refuses this put.
+                    # Do not wait for the put: it may run in a listener or a callback, whose thread
+                    # the close must stop.
                     self.writer.end()
                     self.close_problem = "the closing was interrupted"
                     self.close_problem = problem = self._close_in_order()
@@ -451,8 +451,8 @@ class StoreEngine:
 
 
 def check_openable(root: Path, config: StoreConfig, accept_loss: int | None = None) -> bool:
-    """Check, without the lock and without a change, whether a store can be opened for writing.
-    Return whether its messages have property CRCs. Raises the errors of :class:`StoreEngine`.
+    """Check whether a store can be opened for writing; take no lock, and change nothing. Return
+    whether its messages have property CRCs. Raises the errors of :class:`StoreEngine`.
     """
     if config.max_index_num is not None and config.index_shape is not None:
         check_room(config.index_shape)
@@ -483,14 +483,14 @@ def check_openable(root: Path, config: StoreConfig, accept_loss: int | None = No
     if is_new:
         _require_outside_of_stores(root)
     if not is_lockable(root):
-        # A refused opening must change nothing, and taking the lock creates a file: check first.
+        # Check first: taking the lock creates a file, but a refused opening must change nothing.
         open_check.check_before_lock(root, config, accept_loss)
     return has_property_crc
 
 
 def _require_outside_of_stores(root: Path) -> None:
-    """Raise UsageError if a new store would lie in another store, because RocketMQ can refuse to
-    start while an unknown folder is in its store.
+    """Raise UsageError if a new store would lie in another store. RocketMQ can refuse to start if
+    its store contains an unknown folder.
     """
     for folder in root.resolve().parents:
         # A folder that has only a log is no store, because storePathCommitLog can name any folder.

@@ -85,7 +85,7 @@ class BaseWriter(LiveStore):
     ) -> Self:
         """Open the store at a path for writing; see :meth:`MessageStore.open`.
 
-        ``disk`` performs all writes (default: on this machine's file system).
+        The store makes all writes through ``disk`` (default: this machine's file system).
         """
         from logquarry.store.store_engine import StoreEngine
 
@@ -106,8 +106,8 @@ class BaseWriter(LiveStore):
             engine.close()
             raise
         close_at_exit(store)
-        # A slave does not deliver, because its master delivers, and the slave receives the
-        # delivered messages.
+        # A slave does not deliver delayed messages: its master delivers them, and the slave
+        # receives the delivered messages.
         if engine.config.deliver_delayed and engine.config.broker_role != "SLAVE":
             try:
                 store.start_delivery()
@@ -150,7 +150,7 @@ class BaseWriter(LiveStore):
         """Put unchanged messages from another store; see :meth:`ManyWriter.put_stored`.
 
         With ``keep_times``, the messages keep their store times. Store times must not decrease in a
-        log. So a time before the store time of the log's last message is replaced by that time.
+        log. A message with an earlier time gets the store time of the log's last message.
         """
         least = self._last_time() if keep_times else None
         return self._put_many(lambda: self._many.put_stored(batch, least))
@@ -160,7 +160,7 @@ class BaseWriter(LiveStore):
         self._many.check_stored(batch)
 
     def load_staged(self, load: LoadId, segments: Sequence[Segment], loads: str = LOADS) -> Loaded:
-        """Append a load's staged segments: see :meth:`logquarry.store.load.loading.Loads.load`."""
+        """Append the segments of a load; see :meth:`logquarry.store.load.loading.Loads.load`."""
         if self._engine.config.is_3_1:
             raise UsageError("staged segments are loaded in dialect 4.9 only")
         self.free_room_at_close()
@@ -168,11 +168,11 @@ class BaseWriter(LiveStore):
         return self._engine.loads.load(load, segments, loads)
 
     def free_room_at_close(self) -> None:
-        """At the close, free the disk space that the last files reserve but do not use."""
+        """Let :meth:`close` free the unused disk space of each folder's last file."""
         self._engine.files.frees_room = True
 
     def _last_time(self) -> int:
-        """Return the last message's store time, as found at the first call; 0 for an empty log."""
+        """Find the last message's store time (0 if none) once; later calls return this time."""
         if self._found_time is None:
             self._engine.feed.adopt()
             self._found_time = last_store_timestamp(self._new_layout(), self._engine.log.max_offset)
@@ -224,8 +224,8 @@ class BaseWriter(LiveStore):
 
         Raises:
             StoreError: the error that prevents the dispatch of the log.
-            UsageError: if a listener calls this method, because the dispatcher's thread, which runs
-                the listener, would wait for itself.
+            UsageError: if a listener calls this method. The dispatcher's thread runs the listener,
+                so the thread would wait for itself.
         """
         self._require_open()
         offset = arguments.optional(arguments.offset, offset, "offset")
@@ -295,7 +295,7 @@ class BaseWriter(LiveStore):
                 ``apply`` is given.
         """
         self._require_open()
-        # Readers also import this module, but do not need these rules.
+        # Readers also import this module, but do not need the retention rules.
         from logquarry.store.retention.rules import require_rules
 
         rules, retention = require_rules(rules), self._engine.retention
@@ -340,8 +340,8 @@ class BaseWriter(LiveStore):
 
         Args:
             message: the message to put at a commit. The message must not have a delay.
-            group: the name of the producer group that a broker asks about the transaction, if the
-                message does not name one in PGROUP.
+            group: producer group of the transaction, if the message has no property PGROUP. A
+                broker asks this group how the transaction ended.
 
         Raises:
             UsageError: when the block begins, if the message cannot be part of a transaction.
@@ -373,13 +373,13 @@ class BaseWriter(LiveStore):
             physical_offset: physical offset of the half message.
             state: ``commit`` or ``rollback``.
             group: the producer group that the half message names.
-            queue_offset: the queue offset that the half message should have, as a further check
-                that it is the right one.
+            queue_offset: the expected queue offset of the half message. The call fails if the half
+                message has another queue offset.
 
         Returns:
             The future of the put: a commit puts the message, and a rollback puts the op message.
-            None if this process has already ended the transaction, and no check has read the op
-            message since. After such a check, the call would end the transaction again.
+            None if this process has already ended the transaction. But if a check has read the op
+            message since then, a second call puts the message or op message again.
 
         Raises:
             UsageError: if there is no half message at ``physical_offset``, or if it has another
@@ -459,12 +459,12 @@ class BaseWriter(LiveStore):
         store.
 
         Raises:
-            UsageError: if a listener of the store or a callback of a put calls this method; its
-                thread would have to wait for its own end.
+            UsageError: if a listener of the store or a callback of a put calls this method. Its
+                thread belongs to the store, and would wait for its own end.
         """
         if not self._health.is_forked:
-            # Check the calling thread before anything is closed, because closing waits for the
-            # threads of the store, and so must not run in one of them.
+            # Closing waits for the threads of the store, so none of these threads may close it.
+            # Check the calling thread before anything is closed.
             if self._services.is_current or self._engine.is_current:
                 raise UsageError("a listener or callback cannot close the store that calls it")
             self._close_consumers()

@@ -257,9 +257,9 @@ class LogFeed:
         them.
 
         In a slave, this offset is at most the last offset passed to :meth:`vouch`, because the
-        slave has not checked later bytes. The next opening of the store may cut off these bytes.
-        Another slave that had already copied them from this store would then have more bytes than
-        its master.
+        slave has not checked later bytes. The next opening of the store may cut off later bytes.
+        If another slave had copied the later bytes from this store, its log would then be longer
+        than its master's log.
         """
         end, vouched = self._log.max_offset, self.dispatcher.limit
         return end if vouched is None else min(end, vouched)
@@ -318,14 +318,14 @@ class LogFeed:
         self.growth.wake()
 
     def keep(self, durably: bool) -> None:
-        """Save the offset before which all bytes are synced and belong to whole frames
-        (:meth:`vouch`). The next opening of the store keeps the bytes before this offset.
+        """Save the durable offset. All bytes before this offset are synced, and belong to whole
+        frames (:meth:`vouch`). The next opening of the store keeps these bytes.
 
         With ``durably``, sync the saved offset too, so that it survives a power cut. If all frames
         are undamaged, this sync is not necessary, because a recovery keeps undamaged frames.
         """
-        # vouch() raises the limit of the durable offset. If it was called after the last sync, the
-        # durable offset can now be raised, although no new bytes are synced.
+        # The durable offset is at most the offset that was last passed to vouch(). If vouch() was
+        # called after the last sync, raise the durable offset now, without a new sync.
         self.note_flushed(self._log.flushed_offset)
         if durably:
             self.files.durable.sync()
@@ -333,8 +333,8 @@ class LogFeed:
     def note_flushed(self, offset: int) -> None:
         """After the log was synced up to an offset, raise the durable offset."""
         # Bytes of another store's log may end inside a frame, but the durable offset must lie
-        # between two frames. So use the offset that vouch() was called with. Without such a call,
-        # use the end of the last dispatched frame.
+        # between two frames. So use the offset that was passed to vouch(). If vouch() was not
+        # called, use the end of the last dispatched frame.
         if self.writer.has_foreign:
             vouched = self.dispatcher.limit
             offset = min(offset, self.dispatcher.offset if vouched is None else vouched)

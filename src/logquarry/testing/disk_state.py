@@ -24,8 +24,8 @@ from typing import Final, NamedTuple
 from logquarry.log.readable import BLOCK, Probe
 
 SHORT: Final = -1
-"""A value of :attr:`Fault.error` that makes a call do half of its work: a write or a read transfers
-half of its bytes, and an allocation allocates half of the space and then fails because the disk is
+"""A value of :attr:`Fault.error` that makes a call do half of its work. A write or a read transfers
+half of its bytes. An allocation allocates half of the space, and then fails because the disk is
 full. Other calls succeed.
 """
 
@@ -115,7 +115,7 @@ class Faults:
             self.is_stopped = True
             raise Stopped
         is_half = False
-        # Ask all faults before one of them raises, so that each fault counts the call.
+        # Call hits() of each fault before this method raises, so that each fault counts the call.
         for fault in [fault for fault in self._faults if fault.hits(kind)]:
             if fault.error != SHORT:
                 raise OSError(fault.error, os.strerror(fault.error))
@@ -130,13 +130,15 @@ ROOT_ID: Final = 0
 """The number of the root folder."""
 
 _SHARES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""Shares (0 to 1) of the data that is not durable; each crash image keeps one of these shares."""
+"""Probabilities that a crash image keeps a change that is not durable. Each image draws one of them
+for its names, and one for its pages and file sizes.
+"""
 
 
 class Content(NamedTuple):
     """A file's bytes on the disk (``durable``) and in the page cache (``live``).
 
-    ``versions`` contains, by page number, other contents that the page had since the last sync.
+    ``versions`` maps a page number to other contents that this page had since the last sync.
     """
 
     durable: bytes

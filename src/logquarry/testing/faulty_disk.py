@@ -378,9 +378,9 @@ class FaultyDisk(Disk):
 
     def _sync_names(self, folder: int) -> None:
         for change in self._pending:
-            # A sync of the old folder also makes the new name of a rename durable. If the sync of
-            # the old folder made only the removal of the old name durable, the file would have
-            # neither name after a crash.
+            # If a rename moves a file to another folder, a sync of the old folder also makes the
+            # new name durable. Otherwise only the removal of the old name would be durable, and
+            # after a crash the file would have no name.
             goes = change.is_rename and change.effects[-1].folder == folder
             done = [e for e in change.effects if e.folder == folder or goes]
             disk_state.apply(self._durable, done)

@@ -61,9 +61,9 @@ class Violation(NamedTuple):
 class SeenMessage(NamedTuple):
     """A message as a store returned it.
 
-    ``is_torn``: whether topic or properties contain zero bytes. If a crash loses the page that
-    contains topic or properties, the page is zeros afterwards. The frame still passes the check,
-    because the CRC covers only the body.
+    ``is_torn``: whether the topic or the properties contain zero bytes. If a crash loses the page
+    with the topic or the properties, the page contains only zeros afterwards. The frame still
+    passes the check, because the CRC covers only the body.
     """
 
     topic: str

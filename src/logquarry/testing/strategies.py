@@ -76,8 +76,8 @@ _ODD_PIECES = [
 
 
 # ---------------------------------------------------------------------------------- single fields
-# The strategies are cached: Hypothesis validates each strategy object once, and this takes as long
-# as the draws of several examples.
+# The strategies are cached, because Hypothesis validates each strategy object once. A validation
+# takes as long as drawing several examples.
 @cache
 def hosts(*, v6: bool) -> st.SearchStrategy[bytes]:
     """BORNHOST or STOREHOSTADDRESS: address and port, in 8 or 20 bytes. Ports can be negative."""
@@ -167,8 +167,8 @@ def frames(
     Args:
         flags: SYSFLAG; its bits decide between IPv4 and IPv6 hosts.
         numbers: queue id, flag, queue offset, born and store timestamp, reconsume times and
-            prepared transaction offset. By default, some of the numbers are usual ones, and the
-            others can be any numbers that fit the fields.
+            prepared transaction offset. By default, a frame has either common numbers, or any
+            numbers that fit the fields.
     """
     magic = draw(st.sampled_from(magics))
     flag_bits = draw(sys_flags() if flags is None else flags)

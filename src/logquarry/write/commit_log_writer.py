@@ -143,7 +143,7 @@ class CommitLogWriter(LogAppender):
 
     def append_message(self, message: Message) -> tuple[PutResult, bool]:
         """Put one message without waiting for flush and replica. Return the result, and whether the
-        message requests that its put waits.
+        message requests these waits.
         """
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()
@@ -364,7 +364,7 @@ class CommitLogWriter(LogAppender):
         message: Message | None,
     ) -> tuple[PutResult, bool]:
         """Put a batch without waiting for flush and replica. Return the result, and whether the
-        batch requests that its put waits.
+        batch requests these waits.
         """
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()
@@ -453,8 +453,8 @@ class CommitLogWriter(LogAppender):
             for place in (0, 2, 10, 12, 13, 14, 15):
                 if fields[place] is not first[place] and fields[place] != first[place]:
                     return 0
-            # A message without a map of properties keeps its property string in memory while the
-            # kernel needs it.
+            # If the message has a map of properties, _fill makes a new string, and no variable here
+            # would keep this string in memory until the kernel has read it.
             if type(body) is not bytes or fields[5] is not None:
                 return 0
             if self._fill(cython.address(items[0][number]), messages[number], body) is None:

@@ -124,8 +124,8 @@ def encode_messages(
 
 
 def _no_messages() -> StoreError:
-    # QUIRK: RocketMQ returns PUT_OK for a batch without messages, writes nothing, and throws an
-    # exception when the broker asks for the id of the message (test_append_vectors: vector 22).
+    # QUIRK: for a batch without messages, RocketMQ's store writes nothing and returns PUT_OK. Then
+    # the broker asks for the message id, and gets an exception (test_append_vectors: vector 22).
     text = "the batch has no messages: put at least one message"
     return refusal(PutStatus.MESSAGE_ILLEGAL, text, reason="count")
 
@@ -301,8 +301,8 @@ class WireFrames(Encoded):
         if not address or not self._size or self._size > file.room:
             super().write(file, queue_offset, physical_offset, now, placed)
             return
-        # The file cannot be closed here, because closing a log first waits for the lock that the
-        # caller holds.
+        # The caller holds the log's lock. No thread can close the log's files without this lock, so
+        # the address stays valid.
         self._run(address + file.wrote, self._size, queue_offset, physical_offset, now)
         file.advance(self._size)
 

@@ -26,8 +26,8 @@ _IDLE_FLUSH_MS: Final = 500
 class GroupCommitService(Service):
     """Syncs the log for puts that wait for the disk (``CommitLog.GroupCommitService``).
 
-    If a put begins to wait during a sync, it waits for the next sync, because the current sync
-    possibly does not cover its message. ``timeout_ms`` is ``syncFlushTimeout``.
+    If a put begins to wait during a sync, the put waits for the next sync. The current sync may
+    not cover the put's message. ``timeout_ms`` is ``syncFlushTimeout``.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class GroupCommitService(Service):
         timeout_ms: int = SYNC_FLUSH_TIMEOUT_MS,
         clock: Clock = monotonic_ms,
     ) -> None:
-        # A put with WAIT=false does not wake the service. The interval makes sure that its message
-        # is synced too.
+        # A put with WAIT=false does not wake the service. The message of such a put is synced
+        # at the end of the interval.
         super().__init__("group commit", health, interval_ms=_IDLE_FLUSH_MS)
         self._queue = queue
         self._checkpoint = checkpoint
@@ -234,7 +234,8 @@ class FlushRealTimeService(_TimedFlush):
 class CommitRealTimeService(_TimedFlush):
     """Writes the buffers of the transient store pool to the log's files.
 
-    The flush service syncs the committed bytes, so it must be stopped after this service.
+    The flush service syncs the bytes that this service writes. So stop the flush service after this
+    service.
     """
 
     def __init__(

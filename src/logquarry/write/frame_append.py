@@ -1,9 +1,9 @@
 """Appends the frames of a message or a batch to the log's last file, by compiled code. A function,
 class or method whose docstring begins with "Compiled" is used only if this module is compiled.
 
-If logquarry runs interpreted, :meth:`CommitLogWriter.put_common
+If logquarry runs interpreted, other methods append the frames: :meth:`CommitLogWriter.put_common
 <logquarry.write.commit_log_writer.CommitLogWriter.put_common>` and :meth:`LogAppender.append_held
-<logquarry.write.log_appender.LogAppender.append_held>` (the reference) append the frames.
+<logquarry.write.log_appender.LogAppender.append_held>` (the reference).
 """
 
 from __future__ import annotations
@@ -195,15 +195,16 @@ class FrameAppend:
     Args:
         clock: returns store times, in milliseconds.
         queue_offsets: the next offset of each queue.
-        takes_kernels: whether compiled code (kernels or this class) may write frames. If not, the
-            pure-Python version (the reference) writes all frames.
-        settle: called after the append, without the log's lock. The function waits for flush and
-            replica if the put requests this, and returns the result with the status of these waits.
+        takes_kernels: whether compiled code (kernels or this class) may write frames. If False,
+            the pure-Python version (the reference) writes all frames.
+        settle: called after the append, without the log's lock. If the put requests a wait,
+            ``settle`` waits for flush and replica. It returns the result with the status of the
+            waits.
 
     Attributes:
         bar: the reason why no bytes may be appended now; None if bytes may be appended. An append
-            reads this attribute under the log's lock, because another thread may set it after the
-            put has checked everything else.
+            reads this attribute under the log's lock, because another thread may set ``bar``
+            after all other checks of the put.
     """
 
     def __init__(
@@ -300,10 +301,10 @@ class FrameAppend:
         """Compiled: append the frames of one or more messages of the same queue. Either all frames
         are appended, or none.
 
-        ``items`` is a C array of ``Item``. This method sets the sizes in it, and the numbers that
-        all messages share. If the clock is the system time, the method calls no Python code while
-        it holds the log's lock. So no other thread and no signal handler can run after the bytes
-        are written and before the queue's next offset is raised.
+        ``items`` is a C array of ``Item``. In each item, this method sets the sizes and the numbers
+        that all messages share. If the clock is the system time, the method calls no Python code
+        while it holds the log's lock. So no other thread and no signal handler can run after the
+        bytes are written and before the queue's next offset is raised.
 
         If the pure-Python version must append the messages, this method changes nothing, and
         returns None or raises OverflowError.

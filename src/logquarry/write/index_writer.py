@@ -102,8 +102,8 @@ class IndexFileWriter:
         else:
             begun = self._put_reference(hashes, offsets, times, header.begin_timestamp)
         if before.entry_count <= 1:
-            # QUIRK: the seconds in the first entry are counted from the end time of the previous
-            # file, because the new file's header still contains that end time as its begin time
+            # QUIRK: the first entry counts its seconds from the end time of the previous file. The
+            # header of the new file still contains this time as its begin time
             # (test_replay.py: clean-restart/base).
             entries = self._entries(before.entry_count, 1)
             entries["seconds"] = seconds_since(times[:1], before.begin_timestamp)
@@ -179,8 +179,8 @@ class IndexFileWriter:
 def _chain(table: Int32, slots: Int64, numbers: Int64) -> tuple[Int64, int]:
     """Make each slot of ``table`` point to its newest entry.
 
-    Return two values. The first is an array with one number for each new entry: the number of the
-    previous entry of the same slot. The second is how many slots were empty before.
+    Return an array and a count. For each new entry, the array contains the number of the previous
+    entry of the same slot. The count is the number of slots that were empty before.
     """
     order = np.argsort(slots, kind="stable")
     ordered, sorted_numbers = slots[order], numbers[order]

@@ -144,7 +144,7 @@ class LogAppender(FrameAppend):
     # ---------------------------------------------------------------------------------- append
     def append_reference(self, message: Message) -> tuple[PutResult, bool]:
         """Append any message without waiting for flush and replica. Return the result, and whether
-        the message requests that its put waits.
+        the message requests these waits.
         """
         encoded = self.encoder.encode(message)
         return self.append(encoded), encoded.wait
@@ -156,7 +156,7 @@ class LogAppender(FrameAppend):
         message: Message | None,
     ) -> tuple[PutResult, bool]:
         """Append any batch without waiting for flush and replica. Return the result, and whether
-        the batch requests that its put waits.
+        the batch requests these waits.
         """
         if messages is not None:
             messages = require_messages(messages, "put_batch")
@@ -240,8 +240,8 @@ class LogAppender(FrameAppend):
         )
 
     def claim(self, keys: Iterable[QueueKey]) -> None:
-        """Claim the folders of new queues' topics, under the lock. Raises MessageRejected if such a
-        folder belongs to another topic (:attr:`QueueTable.claim_topic`).
+        """For each new queue, claim the folder of its topic; the caller holds the lock. Raises
+        MessageRejected if the folder belongs to another topic (:attr:`QueueTable.claim_topic`).
         """
         if self.claim_topic is not None:
             for key in keys:
@@ -374,8 +374,8 @@ def end_file(file: MappedFile) -> int:
     Only the first eight bytes of the blank are written; the bytes after them do not change.
     """
     left = file.room
-    # Less room than a blank is possible only in a file that another program wrote. For readers,
-    # such a file ends before these bytes.
+    # If another program wrote the file, the room can be too small for a blank. Readers ignore
+    # these last bytes.
     if left >= _BLANK:
         file.buffer[file.wrote : file.wrote + _BLANK] = frame.encode_blank(left)
     file.advance(left)

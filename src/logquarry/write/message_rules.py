@@ -126,8 +126,8 @@ class PropertyMap:
     def __init__(self, message: Message) -> None:
         self.values = message.all_properties()
         parsed = message.properties is None and message.properties_string is not None
-        # The copy of an empty map has no buckets yet. When it gets its first entry, it gets as many
-        # buckets as a new map.
+        # The copy of an empty map has no buckets yet. The first entry gives the copy as many
+        # buckets as a new map has.
         self._table_size = (
             _FRESH_TABLE if parsed or not self.values else java.table_size_for(len(self.values))
         )
@@ -142,10 +142,10 @@ class PropertyMap:
 
 
 def looked_at(message: Message) -> Mapping[str, str]:
-    """Return a message's properties, for a check of whether the store must change the message.
+    """Return the properties that show whether the store must change a message.
 
-    If a search of the property string finds no property that makes the store change the message,
-    the string is not parsed, and the result is empty.
+    A property string is first searched for properties that make the store change the message. If
+    the string has no such property, it is not parsed, and the result is empty.
     """
     if message.properties is None and not message.delay_level and message.wait_store_ok:
         string = message.properties_string

@@ -396,10 +396,10 @@ def distinct(values: Int64) -> tuple[list[int], Int64]:
 
 
 def distinct_spans(spans: Spans) -> tuple[list[int], Int64]:
-    """For each distinct byte string, return the number of the first message that has it, and for
-    each message, return the index of its string.
+    """Return the distinct byte strings of messages, and for each message the index of its string.
 
-    All messages without a byte string share one index.
+    A distinct string is given as the number of the first message with this string. All messages
+    without a byte string share one index.
     """
     kernels = codec.require_kernels()
     at, length = spans.at, spans.length

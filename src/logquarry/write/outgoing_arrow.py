@@ -47,8 +47,8 @@ _KINDS: Final = {
     "born_host": None,
     "store_host": None,
 }
-"""Field of a message -> type of its Arrow column; None for text or bytes. The column of any other
-field has int64.
+"""Field of a message -> type of its Arrow column; None for text or bytes. The columns of all other
+fields have the type int64.
 """
 _DEFAULTS: Final = dict(zip(Message._fields[1:], Message("t")[1:], strict=True))
 _PAIR_GLUE: Final = 2
@@ -297,8 +297,8 @@ def _as_map(column: pa.Array) -> pa.Array:
     """
     rows = column.to_pylist()
     if pa.types.is_struct(column.type):
-        # Each struct has the names of the dicts of all rows. A name that is not in the row's own
-        # dict has the value null.
+        # Each struct has a field for each name in the dicts of all rows. If a name is not in the
+        # row's own dict, its value is null.
         rows = [row and [pair for pair in row.items() if pair[1] is not None] for row in rows]
     try:
         return pa.array([row and list(map(tuple, row)) for row in rows], _KINDS["properties"])

@@ -42,10 +42,10 @@ from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 if TYPE_CHECKING:
     import pyarrow as pa
 CHUNK_BYTES: Final = 1 << 20
-"""While a put holds the log's lock once, it appends about this number of bytes."""
+"""Approximate bytes of a chunk. A put takes the log's lock once for each chunk."""
 _FEW: Final = 64
-"""Up to this number of messages are encoded one by one, because for few messages, columns would
-take longer.
+"""Up to this number of messages, ``put_many`` encodes the messages one by one. For so few messages,
+making columns would take longer.
 """
 _ARROW: Final = ("__arrow_c_stream__", "__arrow_c_array__")
 _TAKES: Final = "put_many"

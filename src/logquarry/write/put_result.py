@@ -275,9 +275,9 @@ class ReplicaWait:
         """
         waiting = self._waiting
         if self._held_from <= since and offset <= self._held_to and not waiting:
-            # The acknowledged range already contains the new range. It is not enough to compare
-            # the ends of the ranges, because a slow slave may acknowledge bytes before the range
-            # that a faster slave has already acknowledged.
+            # The acknowledged range already contains the new range. Compare the starts of both
+            # ranges too: a slow slave may acknowledge bytes before the range that a faster slave
+            # has acknowledged.
             return
         reached: list[Waiter] = []
         others: list[Waiter] = []

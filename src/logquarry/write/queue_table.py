@@ -136,7 +136,7 @@ class TopicTable:
         """Add, replace or remove topics, and write the file once. None removes a topic from the
         file; its messages stay in the log.
 
-        Raises StoreUnavailable, without a change, if the file cannot be read or written.
+        If the file cannot be read or written, raises StoreUnavailable and changes nothing.
         """
         if not self._is_readable:
             raise StoreUnavailable(f"{self._file.path} cannot be read: restore or delete it")
@@ -216,8 +216,9 @@ class QueueTable:
     dispatcher may write with a writer.
 
     Args:
-        ends: the end of each existing queue, as a number of entries from position 0 of its files.
-            In a queue of 20-byte entries, this number is the queue offset after the last entry.
+        ends: the end of each existing queue: the end's position in the queue's files, divided by
+            the size of an entry. In a queue of 20-byte entries, this is the queue offset after the
+            last entry.
         keeps_tails: whether to keep the bytes after the end of a queue, and to accept a missing
             file between two other files, as RocketMQ does.
         log_end: the end of the log when the store was opened.

@@ -169,8 +169,8 @@ MOST_GAP: Final = 1 << 24
 that the queue offset of the new entry is damaged: no CRC covers it.
 """
 MOST_OFFSET: Final = 1 << 48
-"""Maximum queue offset that is accepted. A queue would reach it after nine years with a million
-messages per second.
+"""Maximum queue offset that is accepted. With a million messages per second, a queue would reach
+this offset after nine years.
 """
 _GAP_AT_ONCE: Final = 1 << 14
 
@@ -266,7 +266,7 @@ class ConsumeQueueWriter:
 
 @dataclass(frozen=True, slots=True)
 class Mending:
-    """What a recovery knows about a queue before the recovery rebuilds the end of the queue.
+    """The facts with which a recovery rebuilds the end of a queue.
 
     Attributes:
         resume_at: physical offset of the first message that is not in the queue.
@@ -338,10 +338,10 @@ def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
     gap in its queue offsets.
 
     If messages were lost before an entry, the entry is extended so that it begins where the
-    previous entry ends. This is necessary because, to find an offset, a broker searches for the
-    last entry that begins at or before the offset. With the extension, a consumer that requests
-    a lost message gets the frame after the gap. Without the extension, the consumer would get the
-    frame before the gap, and might request the lost message forever.
+    previous entry ends. The reason: to find an offset, a broker searches for the last entry that
+    begins at or before this offset. With the extension, a consumer that requests a lost message
+    gets the frame after the gap. Without the extension, the consumer would get the frame before
+    the gap, and might request the lost message forever.
 
     The reserved field of an entry gets the number of lost messages; brokers ignore this field. If
     an extended entry has more messages than its count field can hold, the frame gets several
@@ -469,8 +469,8 @@ class BatchQueueWriter(ConsumeQueueWriter):
 
 
 def unqueued_parts(followed: Followed) -> dict[QueueKey, QueuePart]:
-    """For frames that get no queue entry, make the entries that they would have. The entries are
-    grouped by the queue that each frame names.
+    """Return the entries that the frames without a queue entry would have, grouped by the queue
+    that each frame names.
     """
     requests = followed.requests
     if requests.is_dispatched.all():

@@ -1,6 +1,6 @@
-"""Does what is left of a put after its message was appended: wakes the services that follow the
-log, waits for the disk (flush wait) and for a slave (replica wait), and returns the result. The put
-may also return a future at once; then no thread of the caller waits.
+"""The last steps of a put, after the append of its message: wake the services that follow the log,
+wait for the disk (flush wait) and for a slave (replica wait), and return the result. The put may
+also return a future at once; then no thread of the caller waits.
 
 The module is compiled if possible. See :mod:`logquarry.write.put_result` for which puts wait.
 """
@@ -87,8 +87,8 @@ class PutFuture:
         result = await future                      # a coroutine waits, and blocks no thread
 
     Any thread may use the future. The future cannot be cancelled, because the message is already in
-    the log. This class does not use :class:`concurrent.futures.Future`, because creating the lock
-    and condition of such a future takes longer than appending a message, and Ctrl-C could leave its
+    the log. This class does not use :class:`concurrent.futures.Future`: creating the lock and the
+    condition of such a future takes longer than appending a message. Ctrl-C could also leave this
     lock taken.
     """
 
@@ -216,8 +216,8 @@ class PutFuture:
         try:
             function(self)
         except BaseException as error:
-            # Ctrl-C and sys.exit() end a program only in its main thread. Here the thread may be
-            # the one that syncs the log. An exception would end this thread, and no later put could
+            # Ctrl-C and sys.exit() end a program only in its main thread. But this may be the
+            # thread that syncs the log. An exception would end the thread, and no later put could
             # be synced.
             ends = isinstance(error, KeyboardInterrupt | SystemExit)
             if ends and threading.current_thread() is threading.main_thread():
@@ -247,7 +247,7 @@ class Once:
             self._lock = _Lock()
 
     def take(self) -> bool:
-        """Take the token. Return True if it was free, and False if an earlier call has taken it."""
+        """Take the token. Return False if an earlier call has already taken the token."""
         if cython.compiled:
             # Python does not switch to another thread between these two lines.
             if self._is_taken:
@@ -425,7 +425,8 @@ class LogGrowth:
     def wake_all(self) -> None:
         """Do the same as :meth:`wake`, and also wake the flush service.
 
-        Used if the log has new bytes and no put waits for their sync: then no put starts a flush.
+        Call this method if the log has new bytes that no put appended. In this case, no put wakes
+        the flush service.
         """
         self.wake()
         self._appended()
@@ -433,7 +434,7 @@ class LogGrowth:
     # ----------------------------------------------------------------------------------- settle
     def settle(self, result: PutResult, wait: bool) -> PutResult:
         """Wake the followers, after the message was written to the log. If ``wait`` is true, also
-        wait for the disk and a slave, where the store has these waits. Return the result.
+        wait for the disk and for a slave, if the store's settings require this. Return the result.
 
         Raise StoreUnavailable if the sync failed. It is then unknown whether the message is on the
         disk.
@@ -454,8 +455,8 @@ class LogGrowth:
         replica, replicas = _OK, self._replicas if wait else None
         end = result.end_offset
         # Check for slaves before the followers are woken, because the followers send the message to
-        # slaves. The connected slaves are counted at this time, as in RocketMQ
-        # (submitReplicaRequest), because a slave may disconnect while it receives the message.
+        # slaves, and a slave may disconnect while it receives the message. RocketMQ also checks at
+        # this time (submitReplicaRequest).
         if replicas is not None and not replicas.is_available(end):
             replica, replicas = _ALONE, None
         self.wake()
@@ -479,4 +480,4 @@ class LogGrowth:
 
 
 def _nothing(*_: object) -> None:
-    """Used in place of the callbacks of :meth:`LogGrowth.settle_later`."""
+    """Do nothing; :meth:`LogGrowth.settle` passes this function to ``settle_later`` as callback."""

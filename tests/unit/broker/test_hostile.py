@@ -163,7 +163,9 @@ def test_answers_that_clients_do_not_read_are_limited(
             assert core.unread_answers._total <= most
         # The broker has closed only clients that do not read.
         ports = [other.get_extra_info("sockname")[1] for _, other in lazy]
-        assert f"127.0.0.1:{ports[0]}: all clients together" in caplog.text
+        assert (
+            f"127.0.0.1:{ports[0]}: the connection is closed. All clients together" in caplog.text
+        )
         assert f":{writer.get_extra_info('sockname')[1]}:" not in caplog.text
         writer.write(requests(RequestCode.VIEW_MESSAGE_BY_ID, fields, 1))
         await reader.readexactly(1 << 20)

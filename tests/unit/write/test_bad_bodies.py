@@ -72,6 +72,6 @@ def test_on_the_command_line(store: Path) -> None:
     failed = run(*options, code=1)
     assert f"{200:020d}: at offset 200: bad_compression: " in failed.stderr
     skipped = run(*options, "--on-damage", "skip")
-    assert "1 body did not decompress and stayed as stored: at 200" in skipped.stderr
+    assert "1 body could not be decompressed, and stayed as stored: at 200" in skipped.stderr
     assert "skipped" not in skipped.stderr
     assert len([json.loads(line) for line in skipped.stdout.splitlines()]) == 3

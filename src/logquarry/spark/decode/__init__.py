@@ -32,7 +32,7 @@ SAMPLE: Final = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeOptions:
-    """How to decode bodies.
+    """Options for decoding bodies.
 
     If `schema` is None, the export infers the schema from JSON bodies. Picklable.
     """
@@ -129,8 +129,8 @@ def _from_sample(tasks: Sequence[ReadTask]) -> pa.DataType | None:
 def _sample(tasks: Sequence[ReadTask]) -> Iterator[bytes]:
     left = SAMPLE
     for task in tasks:
-        # Only the sample is read here. The tasks of the export read the same bytes later, and copy
-        # damage to the quarantine.
+        # Do not copy damage to the quarantine here: the tasks of the export read the same bytes
+        # later, and copy the damage.
         options = replace(task.options, quarantine_path=None)
         for batch in read_batches(replace(task, columns=("body",), options=options)):
             for body in batch.column("body")[:left].to_pylist():

@@ -129,7 +129,7 @@ def is_column_name(name: str) -> bool:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """Replace types that a library substituted, such as large_string, by the types of logquarry."""
+    """Replace the types that a library chose, such as large_string, by logquarry's types."""
     types = pa.types
     if types.is_struct(kind):
         return pa.struct([(child.name, plain(child.type)) for child in kind])

@@ -48,8 +48,9 @@ from logquarry.spark.tasks import ReadTask
 from logquarry.systems import held
 
 QUIET_BYTES: Final = 256 << 20
-"""If more than this many bytes of log contain no message for the table, the export commits their
-end as the new offset, without adding files. A restart then does not read these bytes again.
+"""If more than this many bytes of log contain no message for the table, the export commits the end
+of these bytes as the new offset, without adding files. After a restart, the export does not read
+these bytes again.
 """
 
 Work = Callable[[ReadTask], TableResult]
@@ -200,7 +201,8 @@ class Advance:
             for name, value in self._committed.items()
             if name.startswith(_broker(""))
         }
-        # The start in the options applies only to stores from which the table has no messages yet.
+        # If the table already has messages of a store, ignore the start in the options for this
+        # store.
         start = OffsetLimit(default=read.start.default, brokers={**read.start.brokers, **known})
         planner = StreamPlanner(replace(read, start=start), read.names)
         first = planner.initial()
@@ -222,8 +224,8 @@ class Advance:
         """Export the next batch; return False if there was no new batch.
 
         Raises:
-            CorruptFrame: if a log is damaged, unless the options make the read skip damage or stop
-                at damage.
+            CorruptFrame: if a log is damaged, and the option ``on_damage`` is neither ``"skip"``
+                nor ``"stop"``.
             StoreUnavailable: if another export has committed to the table since this export began.
             CommitUnknown: if it is unknown whether the commit succeeded.
         """
@@ -238,7 +240,8 @@ class Advance:
         try:
             results = self._write(tasks)
             stops = _first_damage(tasks, results) if read.on_damage == "stop" else {}
-            # If damage has stopped the export, the last frame may be after the damage.
+            # If damage has stopped the export, drop the last frame: the frame may be after the
+            # damage.
             frames = {b: frame for b, frame in end.frames.items() if b not in stops}
             end = replace(end.moved(stops), first=None, frames=frames)
             kept: list[TableResult] = []
@@ -274,7 +277,7 @@ class Advance:
         return True
 
     def settle(self) -> None:
-        """Commit the offsets that the steps have reached but not yet committed.
+        """Commit the offsets that the steps have reached, but have not yet committed.
 
         A step that finds no message for the table usually commits nothing.
         """

@@ -52,9 +52,9 @@ _CONSTRAINT: Final = "delta.constraints."
 _INDEXED: Final = "delta.dataSkippingStatsColumns"
 """Property of a table: the columns that have statistics in the log.
 
-If a table lacks the property, the package `deltalake` expects statistics of all columns. If a file
-then has statistics of some columns only, a filter on another column finds no row of the file
-(`DeltaTable.to_pyarrow_table` and `to_pyarrow_dataset`, deltalake 1.6).
+If a table lacks the property, the package `deltalake` expects statistics of all columns. If such a
+table has a file with statistics of only some columns, a filter on another column finds no row of
+the file (`DeltaTable.to_pyarrow_table` and `to_pyarrow_dataset`, deltalake 1.6).
 """
 _INDEXED_COUNT: Final = "delta.dataSkippingNumIndexedCols"
 _UNSUPPORTED: Final = "Unsupported table features required:"
@@ -144,7 +144,7 @@ class Delta:
 
         if _DAY in partition_by:
             schema = schema.append(pa.field(_DAY, pa.date32()))
-        # Delta refuses partition columns in the property.
+        # Delta refuses the property if it lists a partition column.
         indexed = [n for n in schema.names if n in STATISTICS and n not in partition_by]
         index = {_INDEXED: ",".join(indexed)} if indexed else {_INDEXED_COUNT: "0"}
         with self._our_errors():
@@ -258,8 +258,8 @@ def _add_action(
 def _statistics(
     file: TableFile, indexed: Sequence[str], types: Mapping[str, pa.DataType]
 ) -> dict[str, Any]:
-    """Return Delta's statistics of the columns in `indexed`. If one of them lacks statistics,
-    return {}.
+    """Return Delta's statistics of the columns in `indexed`. If one of these columns lacks
+    statistics, return {}.
 
     Incomplete statistics would hide rows (see `_INDEXED`).
     """

@@ -146,7 +146,8 @@ class Iceberg:
                     if found[-1] == self._identifier[-1]
                 )
             except Exception:
-                # The other table may be broken, or the catalog may hide other namespaces.
+                # The catalog cannot load a table, or does not list other namespaces. So it is
+                # unknown whether another table has this folder.
                 return True
 
     def _below(self, name: str) -> OutputFolder:
@@ -160,7 +161,7 @@ class Iceberg:
             return None if table is None else table.location()
 
     def _has_no_catalog(self) -> bool:
-        # Opening the catalog would create the file.
+        # Only look for the file: opening the catalog would create the file.
         return self._file is not None and not self._file.exists()
 
     def is_called(self, name: str) -> bool:
@@ -241,8 +242,8 @@ class Iceberg:
             if table is None:
                 raise StoreUnavailable(f"{self.name}: the table no longer exists")
             found = _marks(table)
-            # A try fails if another program commits first. If that program was no export, the marks
-            # are unchanged, and the next try can succeed. If it was an export, this check raises.
+            # A try fails if another program commits first. If that program was an export, the marks
+            # have changed, and this check raises an error. Otherwise, the next try can succeed.
             check_unmoved(self.name, _some(found, marks), before)
             self._append(table, files, {**found, **marks})
 
@@ -366,7 +367,7 @@ def _tables(catalog: Catalog, below: tuple[str, ...] = ()) -> Iterator[tuple[str
 def _parts(table: IcebergTable) -> Iterator[str]:
     """Yield the name of each partition field.
 
-    For a field whose transform an export would not choose, yield TRANSFORM(NAME).
+    If a field's transform is not the one that an export chooses, yield TRANSFORM(NAME).
     """
     for field in table.spec().fields:
         usual = "day" if field.name == _DAY else "identity"
@@ -401,16 +402,16 @@ def _marks_text(snapshot: Snapshot) -> str | None:
 def _is_first(table: IcebergTable, snapshot: Snapshot) -> bool:
     """Return whether a snapshot never had a parent.
 
-    This holds for the first snapshot of a table, and for the first one after the table was replaced
-    (``CREATE OR REPLACE TABLE``). Other snapshots can have lost their parent: when pyiceberg
-    expires a snapshot, it removes the snapshot's id from the child (Java keeps the id). The
-    sequence number alone does not show which snapshot is the first. In version 1 of the format,
+    The result is True for a table's first snapshot, and for the first snapshot after the table was
+    replaced (``CREATE OR REPLACE TABLE``). Other snapshots can have lost their parent: when
+    pyiceberg expires a snapshot, it removes the snapshot's id from the child (Java keeps the id).
+    The sequence number alone does not show which snapshot is the first. In version 1 of the format,
     every snapshot has the number 0. So the first snapshot after an upgrade to version 2 has the
     number 1, although it is not the table's first.
     """
     if _rows_before(snapshot):
         return False
-    # After the table was replaced, it still lists the snapshots of exports until they expire.
+    # A replaced table still lists the snapshots of earlier exports until these snapshots expire.
     return snapshot.sequence_number == _FIRST_NUMBER or any(map(_marks_text, table.snapshots()))
 
 

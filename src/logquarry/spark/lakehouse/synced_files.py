@@ -1,8 +1,8 @@
 """Makes the package `pyiceberg` sync the metadata files that it writes to a local disk.
 
 `pyiceberg` itself syncs no file, but a catalog in SQLite syncs each commit. So without this module,
-a power cut after a commit could leave a catalog that names an empty metadata file, and no program
-could open the table.
+after a power cut the catalog could name a metadata file that is empty. Then no program could open
+the table.
 """
 
 from __future__ import annotations

@@ -113,8 +113,7 @@ def check_types(name: str, own: pa.Schema, found: pa.Schema) -> None:
     """Raise UsageError if another program has changed the type of a column.
 
     A longer integer is accepted, because readers convert the shorter integers of the files. A
-    column may be missing from the table. This is no error: exports still write all columns of the
-    first export.
+    missing column is accepted too: exports still write all columns of the first export.
 
     Args:
         own: the columns that the export writes.
@@ -134,8 +133,8 @@ def check_types(name: str, own: pa.Schema, found: pa.Schema) -> None:
 
 
 def _kind(kind: pa.DataType) -> str:
-    # Differences between libraries are ignored. A library may read a column with 64-bit offsets or
-    # as views, and may use other names inside a nested type.
+    # Ignore differences between libraries. A library may read a column with 64-bit offsets or as
+    # views, and may use other names inside a nested type.
     text = str(kind).replace("large_", "").replace("_view", "")
     return text.partition("<")[0] if kind.num_fields else text
 
@@ -161,8 +160,8 @@ def check_letters(
 ) -> None:
     """Raise UsageError if the table of dead letters `letters` does not belong to `table`.
 
-    If the dead letters belonged to another table, the export would use their marks, and would skip
-    undecodable messages that this table of dead letters does not have.
+    The marks of `letters` show which undecodable messages the export can skip. If `letters`
+    belonged to another table, the export would also skip messages that `letters` does not have.
 
     Args:
         text: the document of `letters`.
@@ -206,8 +205,8 @@ def check_letters(
 def _is_moved(before: tuple[str, str], now: tuple[str, str]) -> bool:
     """Return whether both tables moved together.
 
-    The tables moved together if the present names differ from the earlier names only in the prefix
-    that both names share.
+    The two earlier names share a prefix. If only this prefix has changed in both names, the tables
+    moved together.
     """
     start = len(commonprefix(before))  # noqa: RUF071 - "a" is a prefix of "a_dead_letters"
     ends = [name[start:] for name in before]
@@ -293,7 +292,7 @@ class Table(Protocol):
         """Folder of the table's files."""
 
     def is_called(self, name: str) -> bool:
-        """Return whether a name that an earlier export recorded is the name of this table."""
+        """Return whether `name`, which an earlier export recorded, is the name of this table."""
 
     @property
     def partitions_in_files(self) -> bool:
@@ -328,8 +327,8 @@ class Table(Protocol):
 class TableState:
     """State of a table at the time of :meth:`Table.look`.
 
-    `id` is the format's unique id of the table. `marks` returns the existing marks among the given
-    names.
+    `id` is the format's unique id of the table. `marks` returns, for the given names, the marks
+    that exist.
     """
 
     id: str

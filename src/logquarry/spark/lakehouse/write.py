@@ -9,13 +9,13 @@ export) and the task's attempt. During a commit, a file (the run's note) describ
     DEST/_logquarry/RUN.json     the table, and its marks after the run's commit
 
 A run writes the note before the first file of a commit, and removes the note after the commit. A
-run first locks the destination. If it then finds the note of an earlier run, the earlier run has
-crashed. If the table's marks (:mod:`logquarry.spark.lakehouse`) have reached the marks in the note,
-the crashed run's commit succeeded and its files belong to the table; otherwise the new run removes
-the files. A catalog may still be carrying out the crashed run's commit. Before it removes files,
-the new run therefore makes an empty commit, after which the catalog rejects the crashed run's
-commit. Several Iceberg tables can share a destination, so a run removes only files of earlier runs
-for the same table.
+run first locks the destination. If the run then finds the note of an earlier run, the earlier run
+has crashed. If the table's marks (:mod:`logquarry.spark.lakehouse`) have reached the marks in the
+note, the crashed run's commit succeeded, and its files belong to the table. Otherwise, the new run
+removes the files. But a catalog may still be carrying out the crashed run's commit. So before the
+new run removes files, it makes an empty commit. After the empty commit, the catalog rejects the
+crashed run's commit. Several Iceberg tables can share a destination, so a run removes only files of
+earlier runs for the same table.
 
 An object store has no locks, so a new run does not know whether an earlier run has crashed or is
 still running. In an object store, a new run therefore removes no files. The user can remove the
@@ -194,7 +194,7 @@ def dead_letter_schema() -> pa.Schema:
 def _namer(
     run: str, task: ReadTask, partition_by: Sequence[str]
 ) -> Callable[[tuple[Any, ...], int], tuple[str, str]]:
-    """Make names of files: ``topic=orders/part-BROKER-OFFSET-RUN-ATTEMPT-NUMBER.parquet``.
+    """Make file names: ``topic=orders/part-BROKER-OFFSET-RUN-ATTEMPT-NUMBER.parquet``.
 
     In a topic's name, ``_`` replaces each character that a library may escape. Two topics can
     therefore share a folder. Each file name is still unique, because it contains the attempt and a
@@ -347,7 +347,7 @@ class Run:
     def tell(self, marks: Marks, table_id: str | None, *, is_on_its_way: bool = True) -> None:
         """Update the note with the marks that the commit will set; call just before the commit.
 
-        `is_on_its_way` says whether the catalog can receive the commit at any time after this call.
+        If `is_on_its_way` is true, the catalog can receive the commit at any time after this call.
         """
         path = self._note(self.name)
         document = {
@@ -362,7 +362,7 @@ class Run:
         """After a commit, remove the files of killed attempts, and then the note.
 
         If a worker is killed, Spark repeats its task. The files of the killed attempt then belong
-        to no table. They are in the folders in which the repeated task has written its files.
+        to no table. These files are in the same folders as the files of the repeated task.
 
         Args:
             committed: for each table, the files that belong to it now.
@@ -387,7 +387,7 @@ class Run:
     def leave(self) -> None:
         """End the commit without removing its note and files.
 
-        It is unknown whether the commit succeeded; the next run finds out.
+        Call this if it is unknown whether the commit succeeded; the next run checks this.
         """
         self.name = ""
 
@@ -426,8 +426,8 @@ class Run:
         table_id = document.get("id")
         if table_id is not None and (state := table.look()) is not None and state.id == table_id:
             return True
-        # Until the commit is sent, no table has the files, so it is enough that the note names this
-        # table. Afterwards the name is not enough: another catalog can have a table of the same
+        # Before the commit is sent, no table has the files, so the table's name in the note
+        # suffices. After that, only the id counts: another catalog can have a table of the same
         # name.
         return document.get(_ON_ITS_WAY) is False and table.is_called(str(document.get("table")))
 
@@ -457,8 +457,8 @@ class Run:
 def _has(table: Table, wanted: Marks, *, may_come: bool) -> bool:
     """Return whether the commit succeeded.
 
-    `may_come` says whether the catalog may still carry out the commit. If so, an empty commit first
-    ensures that the catalog cannot carry it out after this call.
+    If `may_come` is true, the catalog may still carry out the commit. Then this function first
+    makes an empty commit, after which the catalog can no longer carry out the other commit.
     """
     state = table.look()
     if state is None or _reached(state.marks(wanted), wanted):

@@ -38,8 +38,8 @@ class _Slot:
 
     Attributes:
         done: all messages below this queue offset are handled.
-        given: number of queue offsets, counted from ``done``, whose messages the caller has
-            received but not handled yet.
+        given: number of queue offsets, from ``done`` on, whose messages the caller is still
+            handling.
         committed: the queue offset of the last explicit ``commit``. If ``committed`` is higher than
             ``done``, the consumer commits ``committed`` instead of ``done``.
     """
@@ -102,7 +102,7 @@ class Consumer:
         self._max_reconsume_times = max_reconsume_times
         self._slots: dict[QueueKey, _Slot] = {}
         self._turns: list[_Slot] = []
-        """The queues, in reverse order of their turns: the last queue of the list is read next."""
+        """The assigned queues: the consumer reads the last queue of the list next."""
         self._is_closed = False
         self._is_disturbed = False
         self._has_more = False
@@ -277,8 +277,8 @@ class Consumer:
 
     def _look(self, max_count: int) -> _Found | None:
         """Read the queues in turn until a queue has messages that match; return these messages."""
-        # If the assignment changes after this line, `disturb` sets `_is_disturbed`, and `_give`
-        # discards the rest of the messages that are read below.
+        # If the assignment changes after the next line, `disturb` sets `_is_disturbed`. Then
+        # `_give` discards the messages that this call has read and the caller has not received yet.
         self._is_disturbed = self._has_more = False
         if self._shared_version != self._group.version or time.monotonic() > self._look_again_at:
             self._share()
@@ -437,9 +437,9 @@ class Consumer:
         """Send a message back.
 
         After a delay, the group receives the message again through its retry topic. The store puts
-        a copy of the message, with ``reconsume_times`` increased by 1; the properties
-        ``RETRY_TOPIC`` and ``ORIGIN_MESSAGE_ID`` hold the original topic and message id. If
-        ``reconsume_times`` has already reached ``max_reconsume_times``, the copy is put into
+        a copy of the message. The copy has a ``reconsume_times`` that is higher by 1, and its
+        properties ``RETRY_TOPIC`` and ``ORIGIN_MESSAGE_ID`` contain the original topic and message
+        id. If ``reconsume_times`` has already reached ``max_reconsume_times``, the copy is put into
         ``%DLQ%group``.
 
         Args:

@@ -1,5 +1,5 @@
-"""A consumer group: its retry and dead-letter topics, what its consumers subscribe to, and the
-assignment of queues to the group's consumers in this process.
+"""A consumer group: its retry and dead-letter topics, its subscription, and the queues of each
+consumer in this process.
 
 The assignment of queues follows RocketMQ's ``AllocateMessageQueueAveragely``.
 

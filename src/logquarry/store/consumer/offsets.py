@@ -68,8 +68,8 @@ class _Beginning:
             or at the estimate.
         saved_at: a pair: the time (milliseconds) at which the lost offsets were last written, and
             the file whose change time this is. None if no offsets were lost, or if the time is
-            unknown. If neither ``start`` nor ``saved_at`` is None, it is uncertain whether offsets
-            were lost; the group then starts at ``start`` or at the estimate, whichever is earlier.
+            unknown. If both ``start`` and ``saved_at`` have values, it is uncertain whether offsets
+            were lost. The group then starts at the earlier of ``start`` and the estimate.
     """
 
     queue_ids: frozenset[int]
@@ -101,7 +101,7 @@ class Progress:
         )
 
     def estimates(self, group: str, topics: Sequence[str]) -> tuple[OffsetEstimate, ...]:
-        """Return the estimates of a group's lost offsets made since the store was opened."""
+        """Return the offsets of a group that were estimated since the store was opened."""
         with self._lock:
             return tuple(
                 estimate
@@ -229,7 +229,7 @@ class LostOffsets:
         # Read the time now, because later saves of the offsets change it.
         self.saved_at = self._find_saved_at()
         self.unread = self._find_unread(config / name)
-        """An unreadable offset file, which may name any group; None if there is no such file."""
+        """An offset file that cannot be read, and may contain any group; None if there is none."""
 
     @property
     def files(self) -> list[Path]:
@@ -249,9 +249,9 @@ class LostOffsets:
         """Whether a group's offsets in a topic are lost.
 
         The offsets are lost if a torn or quarantined offset file names the group and the topic. If
-        the group has no offsets in other topics (``has_others`` is False), any trace of the group
-        is enough: its retry or dead-letter topic, or its name in such a file or in the broker's
-        list of groups.
+        the group has no offsets in other topics (``has_others`` is False), one trace of the group
+        is enough. A trace is its retry or dead-letter topic, its name in such a file, or its name
+        in the broker's list of groups.
         """
         if self._has_offsets and not self.files:
             return False

@@ -298,7 +298,7 @@ class PolledQueueReader(QueueReader):
     def look(self, topics: Iterable[str]) -> Hashable:
         """Return the end of each queue of the given topics.
 
-        A new message makes the result differ from the previous one.
+        If new messages arrive, the next result differs from this result.
         """
         with self._lock:
             now = time.monotonic()

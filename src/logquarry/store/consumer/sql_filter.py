@@ -57,7 +57,7 @@ def compare(left: Value, right: Value) -> int:
     """
     if isinstance(left, bool):
         if isinstance(right, str):
-            # QUIRK: Java casts the wrong side of the comparison, and throws.
+            # QUIRK: Java casts the wrong operand, and this cast throws an exception.
             raise CannotCompare
         return int(left) - int(right) if isinstance(right, bool) else -1
     if isinstance(right, bool):

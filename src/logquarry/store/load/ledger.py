@@ -8,8 +8,8 @@ are in the log.
     staged/<app>/<version>/ segments to load
 
 Each JSON file is written under a temporary name, synced, and renamed. The version numbers of an
-application's loads increase, as in Delta Lake (``txnAppId`` and ``txnVersion``). A recorded version
-means that the log also has the loads of all lower versions.
+application's loads increase, as in Delta Lake (``txnAppId`` and ``txnVersion``). If a version is
+recorded, the log has the loads of this version and of all lower versions.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class LoadId:
 
     Attributes:
         version: number of the load, 0 to 2**63 - 1; later loads have larger numbers.
-        is_named: whether the application chose the name, so that it may repeat the load later. A
-            load without a name is recorded only while it runs.
+        is_named: whether the application chose the name. Only then may the application repeat the
+            load later. A load without a name is recorded only while it runs.
     """
 
     app: str

@@ -15,11 +15,12 @@ the store the next time (:func:`pending_load`):
   load began.
 - If a segment is missing or damaged, but the log has all frames of the load, the writer only writes
   the ledger.
-- If a segment is missing or damaged, and the log lacks frames of the load, the writer copies the
-  load's bytes to quarantine, and truncates the log to the load's start. After such a rollback, the
-  application can repeat the load. In three cases the writer does not roll back, but refuses to open
-  the store: another program may have written to the store since the load began, the log has more
-  messages after the load's start than the load has, or the log now starts after the load's start.
+- If a segment is missing or damaged, and the log lacks frames of the load, the writer rolls the
+  load back: it copies the load's bytes to quarantine, and truncates the log to the load's start.
+  After a rollback, the application can repeat the load. In three cases the writer refuses to open
+  the store instead. Case 1: another program may have written to the store since the load began.
+  Case 2: after the load's start, the log has more messages than the load has. Case 3: the log now
+  starts after the load's start.
 """
 
 from __future__ import annotations
@@ -142,9 +143,9 @@ class Loads:
     def finish(self, pending: Pending) -> None:
         """Finish a load that an earlier writer began.
 
-        If the log now starts after the load's start, frames of the load may have expired. If the
-        rest of the log then does not show which frames of the load the log once had, raise
-        StoreUnavailable.
+        If the log now starts after the load's start, frames of the load may have expired. In this
+        case, raise StoreUnavailable if the rest of the log does not show how many frames of the
+        load the log once had.
         """
         intent, config = pending.intent, pending.config
         if not pending.is_whole:
@@ -218,9 +219,8 @@ def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> P
 
     Raises:
         CorruptFile: if the intent is unreadable.
-        StoreUnavailable: if the load must be rolled back, but the log begins after the load's
-            start, has more messages from this start on than the load has, may have been changed by
-            another program, or cannot be recovered.
+        StoreUnavailable: if the load must be rolled back, but the writer refuses to do so (the
+            module's docstring has the cases), or the log cannot be recovered.
     """
     ledger = Ledger(disk, root)
     intent = ledger.intent()
@@ -280,7 +280,7 @@ def _torn_frame(root: Path, config: StoreConfig, intent: Intent) -> int | None:
         # messages after this frame.
         return None
     least = max(intent.start, durable.end)
-    # Compare frames only if one of them looks torn.
+    # Compare the log with the load only if a frame of the log looks torn.
     if not any(map(_has_suspects, _runs(layout, least, resync=True))):
         return None
     return _find(root, config, intent, durable=least).torn
@@ -353,9 +353,8 @@ class _Search:
 
     Attributes:
         place: place of the first frame that the log lacks (:class:`StagedLoad`).
-        torn: physical offset of this frame if the log has the frame with zeros in its topic or
-            properties. A power cut left these zeros, and no CRC covers topic and properties. None
-            if the log has no part of this frame.
+        torn: physical offset of this frame, if a power cut left zeros in the frame's topic or
+            properties, which no CRC covers. None if the log has no part of this frame.
         lost: number of bytes that the log has lost after the last frame that the search found;
             _UNKNOWN if the number is unknown, and None if no bytes are lost. If ``lost`` is not
             None, the log may once have had further frames of the load.
@@ -370,17 +369,17 @@ class _Search:
         self._behind_damage: int | None = None
 
     def lose(self, size: int) -> None:
-        """Record that the log lost bytes here. ``size`` is their number, or _UNKNOWN.
+        """Record that the log lost ``size`` bytes at this point of the search (or _UNKNOWN).
 
-        If the search has found no frame between the previous loss and this one, the total number of
-        lost bytes becomes _UNKNOWN.
+        If the search has found no frame since the previous loss, the total number of lost bytes
+        becomes _UNKNOWN.
         """
         self.lost = size if self.lost is None else _UNKNOWN
         is_known = self.lost != _UNKNOWN
         self._behind_damage = self.load.after(self.place, self.lost) if is_known else None
 
     def take(self, run: Run) -> bool:
-        """Compare frames of the log; return whether to continue."""
+        """Compare a run of the log with the load; return whether the search must continue."""
         first = run.window.base
         there = run.window.data.data[: run.end - first]
         starts, sizes = run.rows[:, POSITION].astype(np.int64), run.rows[:, SIZE]
@@ -427,9 +426,9 @@ class _Search:
 
 
 def _others(run: Run, row: int, wanted: memoryview) -> int:
-    """Return how many frames, counted from ``row`` on, cannot be the wanted frame.
+    """Count the frames from ``row`` on, up to the first that may be the wanted frame.
 
-    The count ends before the first frame that has the same size and body CRC as the wanted frame.
+    A frame may be the wanted frame if both have the same size and body CRC.
     """
     starts, sizes = run.rows[row:, POSITION].astype(np.int64), run.rows[row:, SIZE]
     numbers = np.flatnonzero(sizes == len(wanted))

@@ -412,9 +412,9 @@ def _place_kernel(
     placed: Int64,
 ) -> tuple[int, int, int]:
     # The kernel copies as many frames into `room` as fit. In each copied frame, the kernel sets the
-    # offsets that the frame has in the file. The kernel takes the address of the file's first byte,
-    # and `room` begins at the position `wrote`, so subtract `wrote`. The result NO_FRAME can also
-    # mean that the next frame is too large for the rest of `room`.
+    # offsets that the frame has in the file. The kernel needs the address of the file's first byte.
+    # `room` begins at the position `wrote`, so this address is the address of `room` minus `wrote`.
+    # The result NO_FRAME can also mean that the next frame is too large for the rest of `room`.
     kernels = codec.require_kernels()
     source = np.frombuffer(frames.data, np.uint8)
     end = min(start + len(room), len(source))

@@ -102,10 +102,10 @@ def _expired(sequence: FileSequence, found: UnitFiles, cut: int) -> list[Expired
 # --------------------------------------------------------------------------------------------------
 # Planning
 #
-# The rules determine which log files are deleted; the log then starts at the first kept file. If
-# all messages of a queue file or an index file are before this start, the retention also deletes
-# that file, unless it is the last file of the queue or of the index. RocketMQ deletes the same
-# files (``ConsumeQueue.deleteExpiredFile``, ``IndexService.deleteExpiredFile``).
+# The rules determine which log files are deleted; the log then starts at the first kept file. The
+# retention also deletes each queue file and each index file whose messages are all before this
+# start. It keeps the last file of each queue and of the index. RocketMQ deletes the same files
+# (``ConsumeQueue.deleteExpiredFile``, ``IndexService.deleteExpiredFile``).
 
 _FIRST_CHUNK: Final = 512
 _GROWTH: Final = 4
@@ -218,9 +218,9 @@ class _Planner:
         self._safe_end = min(self._end, self._end if self.safe_end is None else self.safe_end)
 
     def _find_end(self) -> int:
-        # Do not store the CommitLog in an attribute, because it refers to this object, and Python
-        # frees two objects that refer to each other only at the next garbage collection. Until
-        # then, deleted files would stay open, and take space on the disk.
+        # Do not store the CommitLog in an attribute. The CommitLog refers to this object, and
+        # Python frees two objects that refer to each other only at the next garbage collection.
+        # Until then, deleted files would stay open, and take space on the disk.
         log = CommitLog(
             self.layout,
             files=self._files,
@@ -389,7 +389,7 @@ class _Planner:
                 break
             units = queue.units(stop - 1, stop)
             # Usually the last entry alone shows that the file must stay, so check it first.
-            # RocketMQ checks no other entry, which is enough in an undamaged queue.
+            # RocketMQ checks only the last entry: an undamaged queue is in the order of the log.
             if not len(units) or int(units["physical_offset"][0]) >= cut:
                 break
             units = queue.units(first, stop)

@@ -78,7 +78,7 @@ class LiveRetention:
     def __post_init__(self) -> None:
         self._working = threading.Lock()
         self._is_ended = False
-        # The log's start when the files of queues and index were last checked.
+        # The log's start at the last check of the files of queues and index.
         self._derived_at = -1
         self.removed: Callable[[], None] = lambda: None
 
@@ -277,8 +277,8 @@ def retain(
 
 def _plan(layout: StoreLayout, rules: RetentionRules, clock: Clock) -> RetentionPlan:
     # If an offset file is invalid, the plan's list of unread messages may be incomplete.
-    # plan_retention logs this only at debug level. So make the next two calls, which log a warning
-    # for an invalid file.
+    # plan_retention logs this only at debug level. So first call these two functions: they log a
+    # warning for an invalid file.
     consumer_offsets(layout)
     delay_offsets(layout)
     return plan_retention(layout, rules, now_ms=clock())

@@ -96,7 +96,7 @@ class Delivery(ABC):
     @property
     @abstractmethod
     def is_waiting(self) -> bool:
-        """Whether the last call of :meth:`deliver` found that messages may still wait."""
+        """Whether messages may still wait after the last call of :meth:`deliver`."""
 
     @abstractmethod
     def deliver(self, now: int, *, limit: int | None = None) -> int:
@@ -104,8 +104,8 @@ class Delivery(ABC):
         many.
 
         Raises:
-            StoreUnavailable: if a put failed. The messages before the failed one stay delivered,
-                and the next call continues with the failed one.
+            StoreUnavailable: if the put of a message failed. The earlier messages stay delivered,
+                and the next call continues with the failed message.
         """
 
     @abstractmethod
@@ -215,8 +215,8 @@ class DelayedDelivery(Delivery):
                 "delivery continues at %d and skips messages whose delivery is in the log",
                 *(level, self.offsets[level], low, high, low),
             )
-            # QUIRK: unlike Java (correctDelayOffset), do not continue at the queue's end: the
-            # delivery would skip messages if the progress file belongs to another store.
+            # QUIRK: Java continues at the queue's end (correctDelayOffset). Do not: if the progress
+            # file belonged to another store, the delivery would skip messages.
             is_wrong |= self.offsets[level] > high
             self.offsets[level] = low
         waiting = self._waiting()
@@ -227,7 +227,7 @@ class DelayedDelivery(Delivery):
         return self._log.queue(props.SCHEDULE_TOPIC, queue_id)
 
     def _find_delivered(self, saved: Progress | None, first: int, *, is_wrong: bool) -> None:
-        """Advance past messages whose deliveries are in the log at or after ``first``."""
+        """Find the deliveries in the log from ``first`` on; advance the offsets past them."""
         start, unique = first, True
         if saved is None:
             # There is no progress file: either nothing was delivered yet, or the file was lost. If
@@ -402,7 +402,7 @@ The thread does not sleep until the next due time, because the clock may be set 
 _IDLE_INTERVAL_MS: Final = 250
 """The interval while no message waits, in ms. RocketMQ's shortest delay is longer: 1 s."""
 _BETWEEN_SAVES: Final = 20_000
-"""Maximum number of deliveries between two checks whether the progress must be saved."""
+"""After at most this many deliveries, the service checks whether a save is due."""
 
 
 class DeliveryService(Service):

@@ -138,8 +138,8 @@ class TimerDelivery(Delivery):
             if one is None:
                 continue
             if one.deletes is not None:
-                # The heap returns a deleting message before the other messages of its slot, so the
-                # messages that it deletes were not delivered yet.
+                # Within a slot, the heap returns the deleting messages first. So the messages that
+                # `one` deletes were not delivered yet.
                 for target in list(self._timers.deleted_by(one)):
                     self._finish(waiting[target])
                 self._finish(one)
@@ -162,8 +162,8 @@ class TimerDelivery(Delivery):
                         *(one.physical_offset, one.queue_offset, why),
                     )
         finally:
-            # If an error stopped the put, put the undelivered messages back into the heap, so that
-            # the next call tries again.
+            # If an error stopped the put, return the undelivered messages to the heap, so that the
+            # next call tries again.
             for one in due:
                 if one.queue_offset in self._timers.waiting:
                     heappush(self._heap, _rank(one))
@@ -199,12 +199,12 @@ class TimerDelivery(Delivery):
         waiting = timers.waiting.values()
         read_time = min((one.slot_time for one in waiting), default=_FOREVER)
         first = min(timers.waiting, default=timers.stop)
-        # The file need not list messages whose slot is before read_time, or that are before the
-        # first waiting message, because a reader of the file concludes that these were delivered.
+        # A reader of the file treats a message as delivered if its slot is before read_time, or if
+        # it is before the first waiting message. So the file need not list such messages.
         if read_time <= self._last_left_out:
-            # The clock was set back, so read_time is lower than at the last save. Some delivered
-            # messages that the last save did not list may have a slot at or after read_time. So add
-            # the delivered messages to the list again.
+            # The clock was set back, so read_time is lower than at the last save. The last save may
+            # have omitted delivered messages whose slot is now at or after read_time. So add all
+            # delivered messages to the list again.
             for offset in range(first, timers.stop):
                 if offset not in timers.waiting:
                     timers.done.setdefault(offset, self._last_left_out)

@@ -12,20 +12,20 @@ transaction. The checks follow RocketMQ, except in cases in which RocketMQ would
 rules are:
 
 - A check asks about a half message if the half message is older than ``transaction_time_out``. If
-  the message has the property CHECK_IMMUNITY_TIME_IN_SECONDS, its value replaces the timeout. If a
-  half message is too young and has this property, a check puts it back. If it is too young and does
-  not have the property, the check ends there.
-- If a half message is old enough, but the ``with`` block of its transaction is still running
-  (``live``), a check puts the half message back without asking.
+  the half message has the property CHECK_IMMUNITY_TIME_IN_SECONDS, the value of the property
+  replaces the timeout. If a half message is too young and has this property, a check puts the half
+  message back. If a half message is too young and lacks this property, the check ends there.
+- The ``with`` block of a transaction can still be running (``live``) when its half message is old
+  enough. A check then puts the half message back without asking.
 - If a half message was checked ``transaction_check_max`` times, or is older than
   ``file_reserved_time``, it is moved to TRANS_CHECK_MAX_TIME_TOPIC. RocketMQ also counts the times
   when it puts back a half message without asking. So RocketMQ may abandon a half message about
   which it never asked.
 
-Even after a crash, no half message is committed twice, and of several copies of a half message only
-the last is checked. For this purpose, the first check after the store was opened searches the log
-for commits and copies. The log is synced before the progress is saved. So if the progress has moved
-past a half message, a power cut cannot lose its copy.
+Even after a crash, no half message is committed twice. If a half message has several copies, only
+the last copy is checked. For this purpose, the first check after the store was opened searches the
+log for commits and copies. The log is synced before the progress is saved. So if the progress has
+moved past a half message, a power cut cannot lose its copy.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ logger = logging.getLogger(__name__)
 _MS: Final = 1_000
 _HOUR_MS: Final = 3_600_000
 _LOOK_MS: Final = 500
-"""Pause, in ms, between two readings of the store's clock; short, because a test may advance it."""
+"""Pause (ms) between two readings of the store's clock; short, as tests may advance the clock."""
 
 _Identity = tuple[str | None, str | None]
 """Topic and UNIQ_KEY of the message for which a half message was put."""
@@ -165,8 +165,7 @@ class TransactionChecks:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._checker: int | None = None
-        # For each queue, the facts that the first check found in the log about half messages that
-        # were put before the store was opened.
+        # For each queue of the half topic, the result of the first check's search of the log.
         self._before: dict[int, _Before] = {}
 
     def check(self, listener: Listener, now: int) -> CheckReport:
@@ -409,13 +408,13 @@ class TransactionChecks:
     def _committed(self, opened: dict[int, _Identity], sound: set[int]) -> set[int]:
         """Return the physical offsets of the half messages in ``opened`` that were committed.
 
-        A COMMIT frame alone does not prove the commit, because a copy of a committed message (sent
-        back, delayed, imported) is a COMMIT frame too, and its PREPAREDTRANSACTIONOFFSET may belong
-        to another log. So the topic and the UNIQ_KEY of the half message must also match those of
-        the COMMIT frame. A commit names a half message by its physical offset. This half message
-        can be a copy that a check put, and a power cut can lose the copy but keep the commit.
-        ``sound`` contains the physical offsets of the half messages that can be read. If the named
-        offset is not in ``sound``, the original half message is treated as committed.
+        A COMMIT frame alone does not prove the commit: a copy of a committed message (sent back,
+        delayed, imported) is a COMMIT frame too. The PREPAREDTRANSACTIONOFFSET of the copy may
+        belong to another log. So the topic and the UNIQ_KEY of the half message must also match
+        those of the COMMIT frame. A commit names a half message by its physical offset. This half
+        message can be a copy that a check put, and a power cut can lose the copy but keep the
+        commit. ``sound`` contains the physical offsets of the half messages that can be read. If
+        the named offset is not in ``sound``, the original half message is treated as committed.
         """
         # Import late: the module imports pyarrow, which is not needed for stores without
         # transactions.

@@ -86,7 +86,7 @@ def half_message(message: Message, group: str) -> Message:
         raise UsageError("a message in a transaction cannot be delayed")
     values.setdefault(props.TRANSACTION_PREPARED, _TRUE)
     values.setdefault(props.PRODUCER_GROUP, group)
-    # Copies of the half message have other offsets, but the same UNIQ_KEY, which therefore
+    # Copies of the half message have other offsets, but the same UNIQ_KEY. So the UNIQ_KEY
     # identifies the transaction.
     values.setdefault(props.UNIQ_KEY, uuid.uuid4().hex.upper())
     values[props.REAL_TOPIC] = message.topic
@@ -188,8 +188,8 @@ def put_back(
     Args:
         check_times: if the listener will be asked, the number of checks including this one.
         first_offset: if the listener is not asked, the half message's queue offset. The copy stores
-            this offset. But if the half message is itself a copy that stores the offset of its
-            original, the new copy stores the offset of this original.
+            this offset. But if the half message already stores the offset of an original, the copy
+            keeps that offset.
     """
     values = props.decode_bytes(half.properties)
     if check_times is not None:
@@ -467,7 +467,7 @@ class HalfCounter:
 
 
 def _is_another(queue: Queue | None, end: int, last: QueueEntry | None) -> bool:
-    """Whether a queue's topic was deleted and created again after the read up to ``end``."""
+    """Whether a queue's topic was deleted and recreated since the queue was read up to ``end``."""
     if queue is None:
         return False
     low, high = queue.bounds()
