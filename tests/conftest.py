@@ -39,13 +39,15 @@ hypothesis_profiles.load()
 def pytest_collection() -> Generator[None, object, object]:
     """Collect tests without garbage collection, which takes a quarter of that time.
 
-    Later collections do not visit the tests and modules either: they all live to the end.
+    Later collections do not visit the tests and modules either: they all live to the end. With
+    Python's own threshold (700), they take 4 % of the tests' processor time.
     """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(10_000)
         gc.enable()
 
 
