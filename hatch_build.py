@@ -8,12 +8,14 @@ in place.
 from __future__ import annotations
 
 import hashlib
+import os
 import runpy
 import shlex
 import subprocess
 import sys
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -103,7 +105,10 @@ def compile_modules() -> str | None:
         path.unlink(missing_ok=True)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            made = [_compile(name, Path(folder)) for name in COMPILED]
+            # The C compiler runs beside Cython, which translates the next module.
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                c_files = (_translate(name, Path(folder)) for name in COMPILED)
+                made = list(pool.map(_compile, c_files))
             # Write all files or none, because the modules call each other's C functions and must
             # fit together.
             for source, path in zip(made, extensions, strict=True):
@@ -114,7 +119,8 @@ def compile_modules() -> str | None:
     return None
 
 
-def _compile(name: str, folder: Path) -> Path:
+def _translate(name: str, folder: Path) -> Path:
+    """Write a module's C file to ``folder`` and return its path."""
     cython = import_module("Cython.Compiler.Main")
 
     c_file = folder / f"{name.replace('/', '.')}.c"
@@ -130,6 +136,11 @@ def _compile(name: str, folder: Path) -> Path:
         raise RuntimeError(str(error)) from error
     if result.num_errors:
         raise RuntimeError(f"{name}.py: Cython reports {result.num_errors} errors")
+    return c_file
+
+
+def _compile(c_file: Path) -> Path:
+    """Compile a C file and return the path of the extension module."""
     made = c_file.with_suffix(".so")
     shared, flags, pic = sysconfig.get_config_vars("LDSHARED", "CFLAGS", "CCSHARED")
     command = [

@@ -275,8 +275,8 @@ def test_a_java_opener_of_our_live_store_costs_no_message(flush: str, tmp_path: 
         for offset, body in (*acked[:: max(1, len(acked) // 50)], *acked[-50:]):
             key = "k" + body.rstrip(b"\0").decode()
             topic = "t" + key[1]
-            answer = reader.query(topic, key, exact=True)
-            assert [m.physical_offset for m in answer] == [offset], key
+            messages = reader.query(topic, key, exact=True)
+            assert [m.physical_offset for m in messages] == [offset], key
     # And the real store opens it now.
     with master(root, free_port()) as running:
         assert running.ask("fill 10 100 1")

@@ -348,8 +348,8 @@ def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
     entries. The last of these entries has the frame's own messages.
     """
     starts = entries["base"].astype(np.int64)
-    stops = starts + entries["count"]
-    begins = np.append(expected, stops[:-1])[: len(stops)]
+    stops: Int64 = starts + entries["count"]
+    begins: Int64 = np.append(expected, stops[:-1])[: len(stops)]
     if (begins == starts).all():
         return entries
     times = -(-(stops - begins) // MOST_MESSAGES)
