@@ -124,8 +124,9 @@ class QueuesAudit:
         """Compare the store times of entries; only entries in RocksDB have a store time."""
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
-        """Whether ``queues`` continues each queue: the first queue offset that it gives for a queue
-        is one more than that of the queue's last message so far.
+        """Whether the ranges in ``queues`` continue the queues: each range must begin one queue
+        offset after the last message of its queue. A queue without messages so far can begin at any
+        offset.
         """
         return all(
             key not in self._seen or self._seen[key].next_offset == first
@@ -265,8 +266,8 @@ class QueuesAudit:
         """Whether a crash explains that the queues lack the entries of the newest messages.
 
         Every queue must have all messages before the physical offset that the dispatcher had
-        reached. (In a store of logquarry, queues may lack messages in the last ``RUN_SPAN`` bytes
-        before this offset, because logquarry dispatches a part of the log one queue after another.)
+        reached. (Logquarry dispatches a part of the log one queue after another. So in a store of
+        logquarry, queues may lack messages in the last ``RUN_SPAN`` bytes before this offset.)
         Every missing message must be newer than the checkpoint. Every queue file that is not empty
         must have the right size.
         """

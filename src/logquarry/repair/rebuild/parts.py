@@ -315,8 +315,9 @@ def find_harmed(
     """Find the frames with a harmed topic, queue id or transaction type
     (:mod:`logquarry.repair.audit.harmed_frames`).
 
-    The right queue has the entry of such a frame at a queue offset that no message of this queue in
-    ``runs`` has. So the function reads only the frames of such entries, at most ``_MOST_READ``.
+    The right queue has an entry for such a frame. The queue offset of this entry belongs to no
+    message of the queue in ``runs``. So the function reads only the frames of entries at such queue
+    offsets, at most ``_MOST_READ`` frames.
 
     Args:
         old: the queues on the disk.

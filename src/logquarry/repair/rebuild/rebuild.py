@@ -124,10 +124,10 @@ def rebuild(
     Raises:
         StoreNotFound: if there is no store.
         UnsupportedStore: if logquarry cannot build the store's kind of queues or index.
-        StoreUnavailable: if another process uses ``into``, if the messages in the log do not fit
-            the size of the log's files, or if the disk fails or is full. If ``into`` is None, the
-            error is also raised if a process has the store open, or if a folder or a broken link
-            has the name of a log file. The store is unchanged.
+        StoreUnavailable: if another process uses ``into``, if the size of the log's files cannot be
+            right for the messages in them, or if the disk fails or is full. If ``into`` is None,
+            the error is also raised if a process has the store open, or if a folder or a broken
+            link has the name of a log file. The store is unchanged.
         LossRefused: if ``into`` is None (even for a preview), and the old queues show that the log
             has lost more than a small share of its messages. Recover the store first.
         UsageError: if a folder is invalid, or if the store's files have other sizes than ``config``
