@@ -58,9 +58,9 @@ _TOPIC: Final = (
 class RequestCode(IntEnum):
     """The requests of RocketMQ, with the header fields that logquarry reads.
 
-    ``where`` is ``broker`` or ``names`` if logquarry's broker or name server answers the request.
-    ``where`` is ``client`` if the broker sends the request to clients, and empty if logquarry does
-    not support the request.
+    ``where`` is ``broker`` if logquarry's broker answers the request, ``names`` if its name server
+    does, and ``client`` if the broker sends the request to clients. If logquarry does not support
+    the request, ``where`` is empty.
     """
 
     where: str

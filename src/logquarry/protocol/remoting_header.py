@@ -256,7 +256,7 @@ def decode_json(header: bytes, body: bytes) -> RemotingCommand:
         raise ValueError("its extFields are not a JSON object")
     else:
         try:
-            # join() raises TypeError unless all values are strings; this check is the fastest.
+            # join() is the fastest check for strings: any other value raises TypeError.
             "".join(fields.values())
         except TypeError:
             fields = _texts(fields)
@@ -304,8 +304,8 @@ def scan_json(header: bytes) -> Any:
 
 
 def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
-    """Parse an object. Return None if only the module json can parse it. Only the compiled module
-    calls this function.
+    """Parse an object. Return None if only the module json can parse the object. Only the compiled
+    module calls this function.
     """
     found: dict[str, Any] = {}
     if scan.at == scan.end or scan.at[0] != b"{":

@@ -177,8 +177,9 @@ def rocksdb_config(layout: StoreLayout) -> Feature | None:
 
 
 def lacks_files(feature: Feature) -> bool:
-    """Whether the feature ROCKSDB_STORE is known only from ``CURRENT`` or a manifest, because the
-    tables of RocksDB are lost.
+    """Whether the tables of RocksDB are lost, and only ``CURRENT`` or a manifest shows the feature.
+
+    ``feature`` is ROCKSDB_STORE.
     """
     return any(path.endswith(f"/{CURRENT}") or "/MANIFEST-" in path for path in feature.evidence)
 

@@ -158,7 +158,7 @@ class KernelGet:
     Args:
         limits: maximum number of messages and bytes of one answer.
         broker: the ``broker`` of each message.
-        delay_levels_ms: delay of each level, for the messages' tags codes.
+        delay_levels_ms: delay of each level; needed for the tags codes of delayed messages.
     """
 
     # In the compiled module, the attributes below are C fields that the .pxd file declares.
@@ -176,9 +176,9 @@ class KernelGet:
         self._entries: dict[Queue, _Entries] = {}
         self._tags: dict[frozenset[str], _Tags | None] = {}
         self._at_hand: LogAtHand | None = None
-        # _in_memory: whether the limits for messages in memory apply to the whole log. _files is
-        # the list of the log's files for which this value was computed. If the log has another
-        # list, the value is computed again.
+        # If _in_memory is true, the limits for messages in memory apply to the whole log.
+        # _in_memory was computed for the list of log files in _files. If the log has another list,
+        # _in_memory is computed again.
         self._files: object = None
         self._in_memory = False
         # If this process writes the log, use the writer's list of files, which costs nothing to

@@ -36,7 +36,9 @@ _MOST_ENTRIES: Final = 256
 """Maximum number of entries of the newest index file that :func:`find_tag_entries` reads."""
 
 _MOST_OLDER_ENTRIES: Final = 32
-"""The same for each older index file. A store of messages without tags can have many such files."""
+"""The same for each older index file. This number is small, because the function reads all index
+files if no message has a tag.
+"""
 
 
 class Index:
@@ -106,8 +108,8 @@ def has_index_tags(layout: StoreLayout, files: OpenFiles) -> bool:
     """Determine whether the index has tags (the setting ``index_tags``).
 
     If none of the newest messages in the index has a tag, the setting recorded in the store is
-    used. If no setting is recorded, the result depends on the folder ``rocksdbstore/``, which
-    brokers create since 5.4.0: if the store has this folder, the index is assumed to have tags.
+    used. If no setting is recorded, the index is assumed to have tags if the store has the folder
+    ``rocksdbstore/``. Brokers since 5.4.0 create this folder.
     """
     found = find_tag_entries(layout, files)
     if found is not None:

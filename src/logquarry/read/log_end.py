@@ -104,10 +104,10 @@ def last_entries(
 
     If a message in the index is later than all messages in queues, an entry for that message comes
     first, because the queues' last entries may be lost too. Of the queues in RocksDB, the function
-    reads only the 64 whose last messages have the highest physical offsets. If an entry's message
-    would end more than the size of a log file after the log's end, the entry may be damaged, and
-    the function omits it. But if the last two entries of a queue both point after the log's last
-    file, log files are missing, and the function does not omit the last entry.
+    reads only the 64 whose last messages have the highest physical offsets. A last entry may be
+    damaged if its message ends far after the log's last file, by more than the size of a log file.
+    The function omits such an entry. But if the queue's last two entries both point after the log's
+    last file, log files are missing, and the function returns the last entry.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
@@ -165,8 +165,8 @@ def log_bound(layout: StoreLayout, entries: FindEntries | None = None) -> int | 
 
     - a process has the store open for writing;
     - there is no durable offset, and no queue has an entry;
-    - there is no durable offset, an ``abort`` file shows a crash, and no queue entry points to a
-      missing or empty file after the log's last file.
+    - there is no durable offset, an ``abort`` file shows a crash, and no last files of the log are
+      known to be lost (:func:`missing_end`).
     """
     if layout.has_abort and layout.is_live():
         return None

@@ -158,8 +158,8 @@ def plan_read(
 
 
 def _from_frame(parts: Sequence[Part], start: int | None) -> Sequence[Part]:
-    """Change the part that begins at ``start``, so that it reports damage if no frame begins there.
-    The other parts skip the bytes before their first frame, because the previous part reads them.
+    """Change the part that begins at ``start``: it must report damage if no frame begins there. All
+    other parts skip the bytes before their first frame, because the previous part reads them.
     """
     return [
         replace(part, resync=False) if isinstance(part, LogSplit) and part.start == start else part
@@ -477,8 +477,8 @@ def _outside(places: tuple[int, ...], walked: list[LogSplit]) -> tuple[int, ...]
     if not walked:
         return places
     starts = np.array([split.start for split in walked], np.int64)
-    # For each range, use the largest stop of this range and all earlier ranges, because the tail
-    # and the range before it may overlap.
+    # The last range (the tail) may start before the previous range stops. So take, for each range,
+    # the largest stop of this range and all earlier ranges.
     stops = np.maximum.accumulate(np.array([split.stop for split in walked], np.int64))
     offsets = np.array(places, np.int64)
     before = np.searchsorted(starts, offsets, "right") - 1

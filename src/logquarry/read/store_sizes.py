@@ -47,8 +47,8 @@ from logquarry.read.queue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
 _LEAST_LOG_FILE: Final = frame.FIXED_SIZE_V1 + 1 + frame.BLANK.size
-"""Bytes of the smallest log file that has room for a message: a topic has at least one byte, and a
-writer keeps the last bytes for a blank.
+"""Minimum size of a log file, in bytes: a message with a topic of one byte, and the blank for which
+a writer reserves the file's last bytes.
 """
 _MOST_QUEUES: Final = 256
 """Maximum number of queues whose last entry is read. There is a limit, because with LMQ (light
@@ -225,12 +225,12 @@ def _inferred_log_size(layout: StoreLayout, lasts: LastEntries | None) -> int | 
 
 
 def _is_cut_short(layout: StoreLayout, lasts: LastEntries | None) -> bool:
-    """Whether the only file of the log is shorter than its writer made it.
+    """Whether the log has only one file, and this file has lost its end.
 
-    The last bytes of a complete log file are zeros, a blank, or old bytes after a blank. So if they
-    are neither zeros nor a blank, the file may be cut short. The result is then true under two more
-    conditions: a queue points to a message whose end is not in the file, and the file has no blank.
-    A file with a blank is complete, and only later files are missing.
+    The last bytes of a complete log file are zeros, a blank, or old bytes after a blank. If the
+    last bytes are neither zeros nor a blank, the file may have lost its end. The result is then
+    true if two more conditions are met: a queue points to a message whose end is not in the file,
+    and the file has no blank. A file with a blank is complete, and only later files are missing.
     """
     log = layout.commit_log
     if len(log.files) != 1 or log.has_heads:

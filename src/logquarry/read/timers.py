@@ -218,9 +218,8 @@ class Known(NamedTuple):
     if one of these contents shows two facts: the message was in the wheel, and its slot is before
     the read time. ``delivered`` contains the queue offsets of further messages that were delivered.
     No message with a queue offset before ``first`` waits. If ``since`` is not None, the caller
-    knows every delivery whose copy lies before this physical offset. If a message was in the wheel,
-    the caller also knows its delivery if the delivered copy is before the physical offset
-    ``wheel_since``.
+    knows all deliveries whose copy is before this physical offset. Of messages that were in the
+    wheel, the caller knows all deliveries whose copy is before the physical offset ``wheel_since``.
     """
 
     checks: Sequence[TimerCheck] = ()
@@ -359,11 +358,11 @@ def known_by(layout: StoreLayout, check: TimerCheck) -> Known:
 
 
 def delivered_since(layout: StoreLayout, check: TimerCheck) -> int:
-    """Return the physical offset at which a search for delivered copies must start, if the messages
-    were in the wheel. If a copy is before this offset, ``timercheck`` already shows the delivery.
+    """Return the physical offset at which to start a search for the delivered copies of messages in
+    the wheel. For copies before this offset, ``timercheck`` already shows the delivery.
 
-    The broker delivers the messages of a slot after the slot's time. So if a message's slot is at
-    the read time or later, none of the frames stored before the read time is its delivered copy.
+    The broker delivers the messages of a slot after the slot's time. So if a slot's time is the
+    read time or later, the delivered copies of its messages were not stored before the read time.
     The result is the start of a log file.
     """
     for file in reversed(layout.commit_log.files):
@@ -387,8 +386,10 @@ _PRECISIONS: Final = (1, 10, 100, 1000, 10_000)
 
 @dataclass(frozen=True, slots=True)
 class PendingTimers:
-    """Numbers of timer messages that wait: in slots of the wheel that are not delivered yet, and in
-    the queue but not in the wheel yet.
+    """Numbers of timer messages that wait.
+
+    ``in_wheel`` counts the messages in slots of the wheel that the broker has not delivered yet.
+    ``in_queue`` counts the messages in the queue that the broker has not added to the wheel yet.
     """
 
     in_wheel: int

@@ -26,8 +26,8 @@ from logquarry.text import counted
 
 # The limits MOST_GAP and MOST_OFFSET are defined in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
-"""Tolerance for a gap in the queue offsets. The lost bytes have room for a number of messages. The
-largest accepted gap is this number plus ``GAP_SLACK``.
+"""Tolerance for a gap in the queue offsets. The largest accepted gap is the number of messages for
+which the lost bytes have room, plus ``GAP_SLACK``.
 """
 SMALL_GAP: Final = 1 << 12
 """Largest gap that is accepted without lost bytes. An earlier salvage can leave such gaps."""
@@ -306,8 +306,8 @@ class SpanSet:
         bounds = np.array([(span.offset, span.end) for span in spans], np.int64).reshape(-1, 2)
         bounds = bounds[np.argsort(bounds[:, 0])]
         self._starts = bounds[:, 0]
-        # The first item applies to the offsets before the first span. No span contains these
-        # offsets, so the item is the lowest number.
+        # No span contains the offsets before the first span. So the first item, which is the end
+        # for these offsets, is the lowest number.
         self._ends = np.maximum.accumulate(np.append(np.int64(java.LONG_MIN), bounds[:, 1]))
 
     def mask(self, places: Int64) -> Bools:
@@ -331,8 +331,9 @@ def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
 
 
 def names_ends(header: IndexHeader, first: int, last: int) -> bool:
-    """Whether the begin and end offset in an index header are ``first`` and ``last``: the physical
-    offsets in the file's first and last entry.
+    """Whether an index header has the begin offset ``first`` and the end offset ``last``.
+
+    ``first`` and ``last`` are the physical offsets in the file's first and last entry.
     """
     return (header.begin_offset, header.end_offset) == (first, last)
 
@@ -356,7 +357,7 @@ def entry_text(entry: np.void) -> str:
 
 
 class EitherMap(Container[int]):
-    """A container of the physical offsets that are in at least one of several containers."""
+    """The union of several containers of physical offsets."""
 
     def __init__(self, *parts: Container[int]) -> None:
         self._parts = parts

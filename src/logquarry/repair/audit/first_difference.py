@@ -153,7 +153,7 @@ class QueueAudit(RightOffsets):
 
     @property
     def surplus(self) -> FirstDifference | None:
-        """The first entry that a recovery must remove after the entry of the queue's last message.
+        """The first of the entries after the last message's entry that a recovery must remove.
 
         None if there is no such entry, or if the part of the log that was read has no message of
         the queue.
@@ -289,7 +289,7 @@ class BatchQueueAudit:
         self._found = FirstDifference(at, int(wanted["physical_offset"][first]), reason)
 
     def _continues(self) -> bool:
-        """Whether the entry at ``self._at`` begins where the previous entry ends."""
+        """Whether there is no gap in the queue offsets before the entry ``self._at``."""
         assert self._at is not None
         pair = self._read(max(0, self._at - 1), self._at + 1)
         return (
@@ -315,8 +315,8 @@ class BatchQueueAudit:
         for base, entries in self._stored():
             for entry in entries[max(0, self._at - base) :]:
                 is_lost = self._is_lost(entry) and int(entry["physical_offset"]) < place
-                # If a frame has several entries, only the last is its own. The other entries fill a
-                # gap in the queue offsets.
+                # If several entries point to a frame, only the last entry is for the frame's
+                # messages. The other entries fill a gap in the queue offsets: skip them too.
                 if not is_lost and not 0 < entry["reserved"] == entry["count"]:
                     return
                 self._at += 1

@@ -140,9 +140,10 @@ class IndexAudit:
             yield finding("index_behind", files[-1].path, 0, reason)
 
     def contradicted(self, log_end: int, lost: SpanSet) -> Int64:
-        """Return the physical offsets of the messages that an index entry contradicts: the entry
-        points to the message, but no key of the message has the entry's hash. The arguments are
-        those of :meth:`finish`.
+        """Return the physical offsets of the messages that an index entry contradicts.
+
+        An entry contradicts a message if it points to the message, but no key of the message has
+        the entry's hash. The arguments are those of :meth:`finish`.
         """
         found = [np.empty(0, np.int64)]
         for file in () if self.is_exact else self._index.files:
@@ -409,8 +410,8 @@ def ends_fault(file: FileView, shape: IndexShape, header: IndexHeader) -> str | 
             f"physical offsets {header.begin_offset} and {header.end_offset}, and the entries give "
             f"{first.physical_offset} and {last.physical_offset}"
         )
-    # The first entry of a file contains the seconds since the end time of the previous file, so
-    # this check needs a file with at least two entries.
+    # Do not check a file with only one entry: a file's first entry contains the seconds since the
+    # end time of the previous file.
     end = np.array([header.end_timestamp])
     expected = int(seconds_since(end, header.begin_timestamp)[0])
     if header.entry_count > 2 and last.seconds != expected:
