@@ -64,7 +64,7 @@ def has_entries(queue: Queue, part: QueuePart) -> bool:
 
 
 def entries_at(queue: Queue, offsets: Int64) -> Units:
-    """Return the entry at each of ``offsets`` (ascending); zeros if the queue has none there."""
+    """Return the entry at each of ``offsets`` (ascending); a missing entry is all zeros."""
     first, stop = int(offsets[0]), int(offsets[-1]) + 1
     result = np.zeros(len(offsets), dtype=queue.units(0, 0).dtype)
     for start, entries in queue.runs(max(0, first), min(stop, queue.max_offset)):
@@ -241,7 +241,9 @@ _COPIES: Final = re.compile(
     rf"{props.NAME_VALUE_SEPARATOR}([^{props.PROPERTY_SEPARATOR}]*)".encode()
 )
 _OWN, _COPY, _FOREIGN = range(3)
-"""Queue of a message: this queue, another queue with a copy in this queue, or any other queue."""
+"""Queue of an entry's message: this queue; another queue, if multi-dispatch has added the entry to
+this queue; or another queue without a reason for the entry.
+"""
 
 
 class SpareEntries:

@@ -142,9 +142,9 @@ class QueuesAudit:
     def sound_ranges(
         self, run: Iterable[Mapping[QueueKey, QueuePart]]
     ) -> dict[QueueKey, tuple[int, int]] | None:
-        """Return the queue offsets of a run in each queue, as (first, one past the last); None if a
-        queue does not have exactly the entries of the run. The call first deletes what the audit
-        has recorded about earlier runs.
+        """Return the queue offsets of a run in each queue, as (first, one past the last). Return
+        None if a queue does not have exactly the entries of the run. The call first deletes what
+        the audit has recorded about earlier runs.
         """
         self._seen.clear()
         for parts in run:
@@ -293,7 +293,7 @@ class QueuesAudit:
         )
 
     def _has_no_queue(self, key: QueueKey, seen: SeenMessages) -> bool:
-        """Whether the queue can be missing without damage, although the log has its messages."""
+        """Whether it is no damage that the store lacks a queue whose messages are in the log."""
         # If a topic's name cannot be a folder name, the dispatcher makes no queue for it.
         return seen.queue is None and (
             self._is_deleted(key[0], seen.missing_since) or queue_name_fault(key[0]) is not None
@@ -394,7 +394,8 @@ class QueuesAudit:
         messages.
 
         A broker adds a topic to ``config/topics.json`` before its first message, and writes the
-        time of each change (``DataVersion``). So a topic is deleted if a later change left it out.
+        time of each change (``DataVersion``). So a topic was
+        deleted if the file lacks the topic, and the last change is later than the message.
         """
         topics, changed = self._topics
         return changed > stored and topic not in topics and is_listed(topic)

@@ -240,7 +240,7 @@ class RightOffsets(ABC):
         return offset, entries[:room]
 
     def _room(self, entries: Units) -> int:
-        """Return how many messages can have been lost before ``entries``."""
+        """Return the maximum number of messages that can be lost before ``entries``."""
         lost = max(0, int(entries["physical_offset"][0]) - self._known_until)
         return lost // FIXED_SIZE_V1 + GAP_SLACK
 
@@ -267,8 +267,8 @@ class RightBases:
     Attributes:
         following: queue offset after the last returned entry; None before the first.
         moved: physical offset of each frame with a harmed base -> the right base. The value is
-            :data:`NO_PLACE` if the frames around it leave no place for the frame. The entry of such
-            a frame is never returned.
+            :data:`NO_PLACE` if the previous and the next frame leave no place for the frame. The
+            entry of such a frame is never returned.
         homeless: physical offset of each such frame -> the base in the frame.
     """
 

@@ -277,8 +277,8 @@ class _Rebuild:
                 is_live = not is_in_place and layout.is_live()
                 report = _report(layout, into, self.names, is_live=is_live)
                 report = self._built(layout, report, progress)
-            # Write this file only after the block has ended. The block removes the store's hard
-            # links at its end, and if this removal fails, the build is removed.
+            # Write this file only after the block has ended. At its end, the block removes the
+            # store's hard links. If this removal fails, remove the build.
             self.disk.replace(self._build / COMPLETE, b"complete\n")
         except BaseException:
             shutil.rmtree(self._build, ignore_errors=True)
@@ -441,8 +441,8 @@ class _Rebuild:
                     yield report
 
     def _replaced(self, queue: FileQueue, made: StandIn, file_size: int) -> QueueReport:
-        """Replace a queue with unusable files, whose messages have all expired, by a new queue with
-        the same end.
+        """Make a new queue with the same end as ``queue``. The files of ``queue`` are unusable, and
+        all its messages have expired.
         """
         if made.entries:
             root = BATCH_QUEUE if queue.is_batch else CONSUME_QUEUE

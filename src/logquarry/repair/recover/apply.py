@@ -84,9 +84,9 @@ sync of another program may have failed. To write terabytes again would take too
 def apply_safe(
     plan: SafePlan, disk: Disk, clock: Callable[[], int], *, progress: Progress | None = None
 ) -> None:
-    """Apply a plan. The caller must hold the store's lock from before it makes the plan until this
-    call returns. Then the caller removes ``abort``. If an error is raised, the store can be
-    recovered again.
+    """Apply a plan. The caller must take the store's lock before it makes the plan, and hold the
+    lock until this call returns. Then the caller removes ``abort``. If an error is raised, the
+    store can be recovered again.
 
     Raises:
         StoreUnavailable: if the disk fails.
@@ -147,8 +147,8 @@ class _Work:
     def _mend(self, checkpoint: CheckpointFile, durable_until: int) -> None:
         if self._plan.steps or self._plan.damage:
             disk_json(self._disk, quarantine(self._root) / REPORT, self._plan.to_json())
-            # If this recovery moves all files of the index or of the queues, and is then
-            # interrupted, only this record shows the next recovery the sizes of new files.
+            # This recovery can be interrupted after it has moved all files of the index or of the
+            # queues. Then only the record of the settings shows the file sizes.
             require_settings(self._disk, self._root, self._config)
         self._find_mendings()
         log = self._mend_log()
@@ -248,8 +248,9 @@ class _Work:
                 self._disk.write_all(descriptor, zeros, position + done)
 
     def _shorten(self, path: Path, size: int, excess: int) -> None:
-        """Replace a file that is too long by a shorter copy. A single rename replaces the file: if
-        a crash left the store without the file, the log would end before it.
+        """Cut a file that is too long: make a shorter copy, and rename the copy to the file's name.
+        The rename replaces the file in one step. If a crash left the store without the file, the
+        log would end before this file.
         """
         self._save(path, size, excess, COMMIT_LOG)
         made = self._root / SIDECAR / path.name
@@ -310,16 +311,16 @@ class _Work:
         bridged = {
             self._entry_at(queue.key, 0)[0].parent: queue for queue in plan.queues if queue.bridges
         }
-        # Move index files before the queues change, because the unchanged queues can be the only
-        # evidence that the messages of the index are not those of the log. If this recovery is
-        # interrupted, the next recovery must still find the fault.
+        # Move index files before the queues change. If this recovery is interrupted, the next one
+        # must still find the fault of these files. The unchanged queues can be the only evidence
+        # that the index is for other messages than those of the log.
         for step in sorted(plan.steps, key=lambda step: (root / step.file).parent != root / INDEX):
             path = root / step.file
             if step.file == plan.rocksdb or step.file in plan.misnamed:
-                # An earlier step has moved the misnamed file. Another file may have its name now.
+                # An earlier step has moved this file. Another file may have the name now.
                 continue
             if step.kind is StepKind.SET_ASIDE and path.parent == root / CONSUME_QUEUE:
-                # Move the folder too: a broker does not start if it is empty.
+                # Move the folder too: a broker does not start if the folder is empty.
                 if is_folder(path):
                     disk.set_aside(path, quarantine(root, CONSUME_QUEUE))
             elif step.kind is StepKind.SET_ASIDE and is_folder(path):

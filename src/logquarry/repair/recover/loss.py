@@ -1,8 +1,8 @@
 """Finds the messages that a recovery would lose, and decides whether the user must accept the loss.
 
 A message is lost if a queue, the index, the durable offset or the checkpoint shows that the message
-existed, and the recovered log does not have the message. Messages that retention deleted, and
-messages in damage that an earlier recovery recorded, are not lost in this sense.
+existed, and the recovered log does not have the message. Two kinds of messages do not count as
+lost: messages that retention deleted, and messages in damage that an earlier recovery recorded.
 
 After a crash, it is normal that the newest messages are lost. So the decision considers only
 messages that were certainly on the disk. The code calls such messages *vouched for*:
@@ -56,16 +56,16 @@ _LARGE_BYTES: Final = 64 << 20
 _LARGE_SHARE: Final = 100
 """A loss of at most 64 MiB needs no consent if it is at most a hundredth of the log."""
 _MOST_COUNTED: Final = 20_000_000
-"""Maximum number of lost entries with which each lost message is counted once. With more lost
+"""Up to this number of lost entries, each lost message is counted once. If there are more lost
 entries, a message with several entries is counted several times.
 """
 _MOST_NAMED: Final = 2
 """Maximum number of missing parts of the log that the text of a reason lists."""
 _LEAST_APART: Final = 2
 """If at least this number of entries point to log files that do not exist, all these entries prove
-a loss. A single entry may be damaged. It is ignored if it points beyond the file that would follow
-the log's last file. In the same way, at least this number of entries prove that a log file was
-replaced.
+a loss. A single entry may be damaged. A single entry is ignored if it points beyond the file that
+would follow the log's last file. To prove that a log file was replaced, at least the same number of
+entries is necessary.
 """
 _IF_FOREIGN: Final = ", or move this file out of the log's folder if it belongs to another store"
 
@@ -231,8 +231,8 @@ class LossSearch:
         search: LossSearch = proxy(self)
 
         def is_expected(frames: Frames) -> Bools:
-            # Use a weak reference. A strong one would create a cycle of references, and the files
-            # would stay open until a garbage collection.
+            # Use a weak reference: in a cycle of references, the files would stay open until a
+            # garbage collection.
             return search._is_expected(frames)
 
         return ReplacedFiles(self._layout, self._queues, is_expected, self._known)

@@ -109,8 +109,8 @@ class ReplacedFiles:
         return found[False] > 0 and not found[True]
 
     def _differing(self) -> Mapping[QueueKey, int]:
-        """Return the queues in which a probed entry points to no frame, each with the queue offset
-        0, at which to begin.
+        """Return the queues in which a probed entry points to no frame. For each queue, the search
+        for lost frames begins at queue offset 0.
         """
         keys: list[QueueKey] = []
         parts = [_NONE]

@@ -59,7 +59,7 @@ class StaleFrames:
 
 @dataclass(slots=True)
 class TopicCount:
-    """One topic's saved messages, their bytes, and its known lost messages."""
+    """Counts of one topic: saved messages, bytes of the saved messages, known lost messages."""
 
     messages: int = 0
     bytes: int = 0

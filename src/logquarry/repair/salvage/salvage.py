@@ -186,8 +186,8 @@ def salvage(
         config: settings of the store; missing sizes are inferred from the files.
         storage_options: options of the file system, for a URL.
         bars: a function that is called with the name of each part of the work. The function must
-            return a context manager. When salvage enters it, the context manager returns a second
-            function, which salvage calls with this part's progress.
+            return a context manager for this part. The ``__enter__`` of the context manager must
+            return a function, which salvage calls with this part's progress.
 
     Returns:
         The result. Its ``plan`` contains the saved messages and the losses. ``is_whole`` is true if
