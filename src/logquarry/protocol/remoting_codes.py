@@ -268,7 +268,7 @@ def parse(code: int, ext_fields: Mapping[str, str]) -> dict[str, Any]:
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
-    """Parse the body of a request. Raises Refused if it is no JSON object, or too large."""
+    """Parse the body of a request. Raises Refused if the body is too large or no JSON object."""
     if len(body) > _LARGEST_BODY:
         raise Refused(f"the body has {len(body)} bytes; a document has at most {_LARGEST_BODY}")
     try:

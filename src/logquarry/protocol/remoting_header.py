@@ -447,7 +447,7 @@ BOOL: Final = 1
 class HeaderField(NamedTuple):
     """A header field of a request.
 
-    ``kind`` is TEXT, BOOL, or, for a signed integer, its number of bits without the sign: 31 or 63.
+    ``kind`` is TEXT, BOOL, or the number of bits (without the sign) of an integer: 31 or 63.
     ``key`` is the field's name in the header. ``default`` is the value of a missing field, or
     REQUIRED if the field must not be missing.
     """

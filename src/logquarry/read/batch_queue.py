@@ -116,8 +116,8 @@ class Spans:
         return cls(entries, starts, stops)
 
     def units(self, first: int, last: int) -> Iterator[tuple[int, Units]]:
-        """Yield arrays with one unit per queue offset, and the first queue offset of each array. A
-        new array begins after a gap between queue offsets, or if an array becomes too long.
+        """Yield pairs: a queue offset, and an array of the units from this queue offset on. A new
+        array begins after a gap between queue offsets, or if an array becomes too long.
         """
         for offset, part, counts in self._parts(first, last):
             units = np.empty(len(part), UNIT_DTYPE)

@@ -310,7 +310,8 @@ class CommitLog:
         return None
 
     def end_of_lost_file(self, offset: int) -> int | None:
-        """Return the end of the log file for an offset, if this file is missing or too short.
+        """Return the end of the log file that should contain an offset, if this file is missing or
+        too short.
 
         Return None if the log has the offset, or if the offset is after the last file.
         """

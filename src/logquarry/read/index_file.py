@@ -239,9 +239,7 @@ class IndexFile:
         return self.is_empty or self.shape is not None
 
     def is_time_matched(self, begin: int, end: int) -> bool:
-        """Whether the file can have keys of messages with a store time between ``begin`` and
-        ``end``.
-        """
+        """Whether the file can have keys of messages stored between ``begin`` and ``end``."""
         header = self.header
         first, last = header.begin_timestamp, header.end_timestamp
         if begin < first and end > last:

@@ -300,7 +300,7 @@ class FileQueue(Queue):
 
     @property
     def entry_end(self) -> int:
-        """The end of the last written entry, in entries from the queue's start."""
+        """The number of the entry after the last written entry."""
         if not self.files:
             return 0
         index, count = self._tail_position()

@@ -125,8 +125,8 @@ class QueueDb:
         """Whether a queue has no entry at its last queue offset, although some of its messages have
         not expired. In this case, the entry was lost.
 
-        The broker writes the last entry and the end in one step. The broker deletes an entry only
-        if the message is before the log's start.
+        The broker writes the last entry and the queue's end in one step. The broker deletes an
+        entry only if the message is before the log's start.
         """
         last, place = self.bounds[key][1]
         if self.next_offset(*key, last, last + 1) == last:
@@ -303,8 +303,7 @@ class RocksQueue(Queue):
         """Yield segments of at most 65,536 queue offsets, because RocksDB has no files for single
         queues.
 
-        Large gaps are skipped, so that a damaged bound cannot cause a nearly endless number of
-        segments.
+        Large gaps are skipped. Otherwise, a damaged bound could cause a huge number of segments.
         """
         at, stop = self.bounds()
         while at < stop:

@@ -406,7 +406,7 @@ class _QueuePlanner:
 
     def _slices(self, queue: ConsumeQueue, units: Units, min_parts: int) -> Iterator[QueueSlice]:
         """Yield the wanted entries of a queue in slices. The messages of a slice have at most
-        ``split_size`` bytes. The limit is lower if it would give fewer than ``min_parts`` slices.
+        ``split_size`` bytes, or fewer if this is needed to get ``min_parts`` slices.
         """
         if not self.selection.wanted.takes_queue(queue.topic, queue.queue_id):
             return

@@ -1,11 +1,11 @@
 """Infers settings from a store's files. These settings determine the sizes of files, and which
 entries the queues and the index contain.
 
-A setting is taken from the first of these sources that determines it: the user's configuration, the
-files, the settings recorded in the store (:mod:`logquarry.log.earlier_writers`), RocketMQ's
-default.
-If the files contradict the configuration, the store is refused, because with wrong sizes, reads
-would miss messages, and writes would destroy entries.
+These sources are searched for a setting, in this order: the user's configuration, the files, the
+settings recorded in the store (:mod:`logquarry.log.earlier_writers`), RocketMQ's default.
+
+If the files contradict the configuration, the store is refused. With wrong sizes, reads would miss
+messages, and writes would destroy entries.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def with_sizes(
 
     Raises UsageError if the files contradict the settings. Delay levels are completed too, because
     with wrong levels the times in the schedule queues would look wrong. If ``lasts`` is given, it
-    must have all queues.
+    must contain every queue of the store.
     """
     if layout is None:
         config = config.in_dialect(config.dialect or DIALECTS[0])

@@ -111,8 +111,8 @@ def timer_of(frame: Frame, queue_offset: int) -> Timer | None:
 class Timers:
     """The timer messages that still wait in one store; ``waiting`` maps queue offsets to them.
 
-    ``done`` maps the queue offset of each message that no longer waits to its slot time. ``stop``
-    is the queue offset after the last message that was added.
+    ``done`` has the slot times of the messages that wait no longer, by queue offset. ``stop`` is
+    the queue offset after the last message that was added.
     """
 
     def __init__(self) -> None:
@@ -142,8 +142,8 @@ class Timers:
         return found
 
     def delivered(self, frame: Frame) -> int | None:
-        """Remove the timer message whose delivered copy is in a frame, and return its queue offset.
-        Return None if the frame is no such copy.
+        """Remove the timer message whose delivered copy is ``frame``. Return the queue offset of
+        the timer message; None if the frame is not the copy of any waiting message.
         """
         topic = frame.topic.decode("utf-8", "replace")
         return self._take(_content(frame, topic, frame.queue_id), None)
@@ -200,8 +200,8 @@ def _drop(table: dict[K, list[int]], key: K, offset: int) -> None:
 
 
 def _content(frame: Frame, topic: str, queue_id: int) -> bytes:
-    """Return a digest of the body and fields that a timer message and its delivered copy have in
-    common.
+    """Return a digest of the body and of those fields that are the same in a timer message and its
+    delivered copy.
     """
     values = props.decode_bytes(frame.properties)
     kept = sorted(pair for pair in values.items() if pair[0] not in _CHANGES)
@@ -229,7 +229,7 @@ class Known(NamedTuple):
     wheel_since: int = 0
 
     def counts(self, one: Timer) -> bool:
-        """Whether these facts show that a message was delivered."""
+        """Whether ``checks`` or ``delivered`` shows that a message was delivered."""
         return one.queue_offset in self.delivered or any(
             one.queue_offset < check.enqueued and one.slot_time < check.read_time
             for check in self.checks

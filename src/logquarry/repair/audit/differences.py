@@ -266,8 +266,8 @@ def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
 
 
 def count_same(queue: Queue | None, offset: int, entries: Units, tags: TagsRule) -> int:
-    """Return how many of ``entries`` a queue has at consecutive queue offsets, beginning at
-    ``offset``. The count ends at the first entry that differs or is missing.
+    """Compare ``entries`` with the entries of a queue from the queue offset ``offset`` on. Return
+    the number of matching entries before the first entry that differs or is missing.
     """
     if queue is None:
         return 0

@@ -77,9 +77,11 @@ def cut_bridges(
     If ``stop`` is at the end of a bridge or inside it, the bridge is the last part of the queue. A
     queue's last entry must not be a filler (:func:`stand_in`). So the function changes the last
     entry of this bridge: the entry then points to the byte before the log. In two cases, the
-    function removes this bridge instead, and the queue ends before it. In a batch queue, the
-    recovery cuts off the entry from which the bridge got its queue offsets. If the log begins at 0,
-    no message has expired.
+    function removes this bridge instead, and the queue ends before the bridge:
+
+    - The queue is a batch queue: the recovery cuts off the entry after the bridge, which determined
+      the queue offsets of the bridge.
+    - The log begins at 0: no message has expired.
     """
     left = {number: data for number, data in made.items() if number < stop}
     for last in sorted(left, reverse=True):

@@ -128,9 +128,9 @@ class QueueAudit(RightOffsets):
 
     def _known_from(self, start: int, stop: int, log_start: int, *, needs_all: bool = False) -> int:
         """Return the queue offset of the first entry from ``start`` to ``stop`` that a recovery
-        must remove; ``stop`` if there is none. With ``needs_all``, the result can also be the queue
-        offset of an entry that the queue lacks. Entries that point before ``log_start`` stay,
-        because their messages have expired.
+        must remove; ``stop`` if there is none. With ``needs_all``, the result can also be a queue
+        offset without an entry. Entries that point before ``log_start`` stay, because their
+        messages have expired.
         """
         if self._disk is None:
             return stop
@@ -310,7 +310,7 @@ class BatchQueueAudit:
         return self._had
 
     def _pass_lost(self, place: int) -> None:
-        """Skip entries of lost messages before physical offset ``place``."""
+        """Skip the next entries as long as their messages are lost and before ``place``."""
         assert self._at is not None
         for base, entries in self._stored():
             for entry in entries[max(0, self._at - base) :]:

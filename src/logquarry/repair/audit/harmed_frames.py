@@ -276,7 +276,7 @@ class HarmedIds:
         return False
 
     def _has_own(self, key: QueueKey, offset: int) -> bool:
-        """Whether a queue's entry at an offset points to the queue's message of this offset."""
+        """Whether the entry at an offset points to a message that names this queue and offset."""
         return self._has_message_of(key, key, offset)
 
     def _has_message_of(self, key: QueueKey, on_disk: QueueKey, offset: int) -> bool:
@@ -390,7 +390,7 @@ class HarmedTypes:
         return offset in self._bytes
 
     def queued(self, followed: Followed) -> Followed:
-        """Search for harmed frames. Return ``followed`` with their queue entries added."""
+        """Search for harmed frames. Return ``followed`` with queue entries for these frames."""
         self.take(unqueued_parts(followed))
         return with_queued(followed, self.found)
 

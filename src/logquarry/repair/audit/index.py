@@ -394,7 +394,7 @@ def _header_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) 
 
 
 def ends_fault(file: FileView, shape: IndexShape, header: IndexHeader) -> str | None:
-    """Return a text if a header does not fit the first and the last entry of its file, else None.
+    """Return the fault, as text, if a header contradicts its file's first or last entry; else None.
 
     ``header`` must not count more entries than the file has.
     """
@@ -438,8 +438,8 @@ def sequence_fault(
 
 
 def times_fault(log: CommitLog, header: IndexHeader) -> str | None:
-    """Return a text if a store time in a header differs from that of its message in the log; else
-    None.
+    """Return a description of the fault if a store time in a header differs from the store time of
+    its message in the log; else None.
     """
     for which, offset, time in (
         ("first", header.begin_offset, header.begin_timestamp),
