@@ -25,11 +25,12 @@ Several messages with consecutive queue offsets have another rule: their queue o
 only if the queue has the entries of all these messages at the expected offsets. The same rule
 applies to a message whose queue offset follows the last right queue offset.
 
-The queue offset of a queue's first message is right if the next message has the following queue
-offset, or if the queue has the first message's entry at this queue offset. If neither is true, the
-first message's entry elsewhere in the queue shows the right queue offset. Without such an entry,
-the first message's queue offset is right if it is lower than that of the next message, or if there
-is no next message. Otherwise, the right queue offset is one less than that of the next message.
+The queue's first message has other rules. Its queue offset is right if the next message has the
+following queue offset. It is also right if the queue has the message's entry at this queue offset.
+Otherwise, the message's entry elsewhere in the queue shows the right queue offset. Without such an
+entry, the first message's queue offset is right if it is lower than that of the next message, or if
+there is no next message. If neither is true, the right queue offset is one less than that of the
+next message.
 
 A queue offset below 0 or above ``MOST_OFFSET`` is always harmed. A gap always shows a
 harmed queue offset if it is larger than ``MOST_GAP``, and the lost bytes are too few for so many
@@ -151,8 +152,8 @@ class RightOffsets(ABC):
         if offset >= 0 and self._has(offset, entries):
             return False
         if offset > expected:
-            # If the queue offset of the next message is even higher, allow a larger gap: an earlier
-            # salvage can have removed damaged bytes on both sides of the message.
+            # If the next message has an even higher queue offset, allow a larger gap. An earlier
+            # salvage can have removed damaged bytes before and after the message.
             rises = following is not None and following > offset
             return offset - expected > self._room(entries) + (SMALL_GAP if rises else 0)
         if following is not None and following > expected:

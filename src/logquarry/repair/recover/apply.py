@@ -263,9 +263,9 @@ class _Work:
         self._disk.copy(path, position, length, free_path(target))
 
     def _find_mendings(self) -> None:
-        """Collect and save the entries of lost messages, and the entries of frames with a harmed
-        queue id or transaction type, because a later step cuts these entries off. Only these
-        entries show the right queues.
+        """Collect and save the entries that a later step cuts off: the entries of lost messages,
+        and of frames with a harmed queue id or transaction type. Only these entries show the right
+        queues.
         """
         layout = StoreLayout.open(self._root, self._config)
         files = OpenFiles(layout)
@@ -363,7 +363,7 @@ class _Work:
             for units in plan.transactions:
                 make_units(disk, root, units)
             for queue in plan.queues:
-                # ``plan.queues`` also has queues that are cut, but get no new entries.
+                # Some queues in ``plan.queues`` are cut, but get no new entries.
                 if not queue.is_sound:
                     queues.writer(queue.key)
             for files in queues:
@@ -431,7 +431,7 @@ class _Work:
                 return
             key = int(np.searchsorted(numbers, first))
             if key < len(numbers) and offsets[numbers[key]] == index_from:
-                # The index already has some keys of its last message.
+                # The index already has some keys of this message: skip them.
                 key += there
             keys.put(offsets[first:], times[first:], hashes[key:], numbers[key:] - first)
 

@@ -12,15 +12,15 @@ messages that were certainly on the disk. The code calls such messages *vouched 
 - Without a durable offset, after a clean shutdown: the messages to which a queue or the index
   points.
 - Without a durable offset, after a crash: the messages before the log's new end, the messages in
-  later log files, and the messages in missing log files. All lost messages are vouched for if valid
-  frames follow the log's new end, or if the checkpoint's time is later than the store time of the
-  log's last message.
+  later log files, and the messages in missing log files. In two cases, all lost messages are
+  vouched for: valid frames follow the log's new end, or the checkpoint's time is later than the
+  store time of the log's last message.
 
 The user must consent to the loss (``accept_loss``) if log files are missing. The user must also
 consent if log files were replaced by files of another store, because consumers would get the
-messages of that store. In all other cases, the user must consent if at least two vouched-for
-messages are lost, and if the lost messages are more than a small share of the log. docs/recovery.md
-has a table of all cases.
+messages of that store. In all other cases, the user must consent if both conditions are true:
+at least two vouched-for messages are lost, and these are more than a small share of the log.
+docs/recovery.md has a table of all cases.
 """
 
 from __future__ import annotations

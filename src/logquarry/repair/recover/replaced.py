@@ -206,7 +206,7 @@ def _has(queue: Queue | None, frame: Frame) -> bool:
 
 
 def frames_of(units: Units, *, is_batch: bool) -> Frames:
-    """Return the frames to which entries point. Entries that cannot be valid are left out."""
+    """Return the frames to which entries point. Entries that are surely invalid are left out."""
     units = units[has_message(units)]
     places = units["physical_offset"].astype(np.int64)
     which, held = frames_in(places, is_batch=is_batch)

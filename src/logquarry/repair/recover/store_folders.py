@@ -333,8 +333,8 @@ def sync_files(
 ) -> None:
     """Sync the files of a store and their names.
 
-    Before the sync, the bytes of the log between the two physical offsets ``rewrite`` are written
-    again.
+    ``rewrite`` is a range of physical offsets. Before the sync, the function writes the bytes of
+    the log in this range again.
     """
     for part in (*log, *parts):
         again = rewrite if part in log else (0, 0)

@@ -483,7 +483,7 @@ class StoreTimes:
         self._settle(times[:-1])
 
     def finish(self) -> None:
-        """Check the last added message. Earlier ones were checked when the next one was added."""
+        """Check the last added message; all other messages are already checked."""
         self._settle(self._open[1])
 
     def _settle(self, times: Int64) -> None:

@@ -167,8 +167,8 @@ class _Bytes:
         return self.read(one.found_at, one.length, one.found_at)
 
     def read(self, offset: int, length: int, found_at: int) -> memoryview:
-        """Return bytes from ``offset`` on. They are read from the file that contains the physical
-        offset ``found_at``.
+        """Return bytes from ``offset`` on, from the file that contains the physical offset
+        ``found_at``.
         """
         file = self.log.at(found_at)
         assert file is not None

@@ -276,7 +276,7 @@ def undo_or_finish(into: Path) -> bool:
 
 
 def _carried_names(folder: Path) -> list[str]:
-    """Return the names that a salvage may have copied from the old store's main folder."""
+    """Return the names in ``folder`` that a salvage may have copied from the old store."""
     return sorted(
         path.name
         for path in folder.iterdir()
