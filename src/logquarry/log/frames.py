@@ -261,8 +261,8 @@ def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]
     """Decode runs of frames.
 
     If frames were lost after the walk, report the loss, and decode the other frames from a copy.
-    ``decode`` yields pairs of a part of the run's rows, in order, and the messages decoded from
-    this part.
+    ``decode`` divides the run's rows into parts, in order, and yields the rows and the messages of
+    each part.
     """
     for run in runs:
         left: Run | None = run
