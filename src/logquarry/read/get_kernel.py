@@ -1,10 +1,10 @@
 """Answers ``getMessage`` with one call of a compiled kernel. This module is compiled too, if
 possible.
 
-The kernel reads the queue's entries and the log's bytes directly from the maps of the files. The
-kernel gives up if it finds damage or deleted messages, or if a file ends inside the answer. Then
-:func:`logquarry.read.get_message.get_message`, which is written in pure Python, answers the get. It
-is called the reference.
+The kernel reads the queue's entries and the log's bytes directly from the memory-mapped files. The
+kernel gives up if it finds damage, a deleted message, a filler or an inner batch, or if the answer
+needs bytes of more than one log file. Then :func:`logquarry.read.get_message.get_message`, which is
+written in pure Python, answers the get. This function is called the *reference*.
 """
 
 from __future__ import annotations
@@ -394,8 +394,9 @@ class MessageGetter:
                 found = self.reference(queue, offset, max_count, tags)
             if lost() == before:
                 return found
-            # A page of a map was lost during this get (:mod:`logquarry.log.lost_pages`), so the
-            # answer may contain wrong bytes. Release the views, and read the messages again.
+            # A page of a mapped file became unreadable during this get
+            # (:mod:`logquarry.log.lost_pages`), so the answer may contain wrong bytes. Release the
+            # views, and read the messages again.
             self.release()
 
     def reference(

@@ -137,8 +137,7 @@ def find_tag_entries(layout: StoreLayout, files: OpenFiles) -> TagEntries | None
         for at in range(0, len(data) - index.ENTRY.size + 1, index.ENTRY.size):
             entry = index.decode_entry(data, at)
             hashes[entry.physical_offset].add(entry.key_hash)
-        # Skip the message of the first entry that was read, because the entry for its tag may be an
-        # earlier entry, which was not read.
+        # Skip the first message: the entry for its tag may be before the entries that were read.
         is_known = False
         for offset, found in list(hashes.items())[1:]:
             has_tag = _has_tag(log, offset, found)
@@ -238,7 +237,7 @@ def search_log(
 
 def has_key(frame: Frame, topic: str, key: str) -> bool:
     """Whether a message has the topic, and the key is its UNIQ_KEY or a word of its KEYS. False for
-    ROLLBACK, which RocketMQ does not index.
+    a ROLLBACK message, because RocketMQ does not index such messages.
     """
     message = StoredMessage(frame)
     if sys_flag.transaction_type(frame.sys_flag) == sys_flag.TRANSACTION_ROLLBACK:

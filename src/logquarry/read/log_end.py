@@ -253,8 +253,8 @@ class LogFrontier:
     - if the store was shut down cleanly: the end of the chain of frames that starts after the last
       message that a queue entry points to.
 
-    With ``skips_damage``, a reader continues after damage. Then the log of a store that was shut
-    down cleanly ends at the first break in its last file, where RocketMQ would cut the log.
+    With ``skips_damage``, a reader continues after damage. If the store was shut down cleanly, the
+    known end is then the first break in the log's last file, where RocketMQ would cut the log.
     """
 
     def __init__(self, *, skips_damage: bool = False) -> None:

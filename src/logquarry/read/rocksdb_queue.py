@@ -1,9 +1,9 @@
 """Reads the consume queues that RocketMQ 5 keeps in RocksDB (``RocksDBConsumeQueueStore``).
 
 A broker keeps its newest entries in memory, and writes them to the files of RocksDB at a clean
-shutdown, or when there are enough entries. RocksDB also records a physical offset, the dispatched
-end: RocksDB has the entries of all messages before it. For messages after the dispatched end,
-readers make the entries from the log.
+shutdown, or when there are enough entries. RocksDB also records a physical offset, the *dispatched
+end*. RocksDB has the entries of all messages before the dispatched end. For later messages, readers
+make the entries from the log.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def derived_queues(
 
 
 def _with_warnings(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield a walk's events, and warn of damage, because the queues lack the damaged messages."""
+    """Yield the events of a walk. Warn of damage: the queues lack the damaged messages."""
     for event in events:
         if isinstance(event, DamagedSpan) and not event.is_tail:
             end = "the queues end there" if event.ends_log else "the queues lack the messages there"

@@ -98,8 +98,8 @@ def _multi_dispatch(
     if has_lmq is None:
         has_lmq = found_lmq
     if has_lmq is None and config.enable_multi_dispatch is None:
-        # If LMQ is neither configured, nor recorded, nor visible in the messages, it stays unknown,
-        # and the names of queues decide later.
+        # Use the recorded setting. If none is recorded, LMQ is on if multi-dispatch is on. Else LMQ
+        # stays unknown, and the names of queues decide later.
         has_lmq = layout.kept_settings.get("enable_lmq", True if is_on else None)
     return {"enable_multi_dispatch": is_on, "enable_lmq": has_lmq}
 
@@ -423,8 +423,8 @@ def _find_multi_dispatch(
     names = list(layout.queue_names)
     if len(names) > _MOST_QUEUES or any(topic.startswith(LMQ_PREFIX) for topic, _ in names):
         topics = layout.read_topics()
-        # Read LMQ queues first, then queues of topics that are not in topics.json, because
-        # multi-dispatch usually fills such queues, and the number of reads is limited.
+        # The number of reads is limited. So first read the queues that multi-dispatch usually
+        # fills: LMQ queues, then queues of topics that are not in topics.json.
         names.sort(key=lambda key: (not key[0].startswith(LMQ_PREFIX), key[0] in topics))
     known = {queue.key: last for queue, last in lasts.items() if isinstance(queue, ConsumeQueue)}
     is_on = False

@@ -34,7 +34,9 @@ SMALL_GAP: Final = 1 << 12
 MOST_MOVED: Final = 1 << 20
 """Maximum number of harmed queue offsets that a recovery corrects in one queue."""
 MOST_STRETCHES: Final = 16
-"""Maximum number of ranges of equally misplaced entries that verify reports for one queue."""
+"""Maximum number of findings of verify for misplaced entries of one queue. One finding is for
+consecutive entries whose messages have queue offsets that are wrong by the same number.
+"""
 _CLOCK_MS: Final = 1_000
 
 

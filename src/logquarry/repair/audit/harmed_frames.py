@@ -192,8 +192,8 @@ class HarmedIds:
         return has_found
 
     def _names_only(self, entry: QueueEntry, key: QueueKey, other: QueueKey) -> bool:
-        """Whether the frame of an entry names the queue ``key``, and multi-dispatch adds no entry
-        for the frame to the queue ``other``.
+        """Whether the frame of an entry names the queue ``key``, and does not list the queue
+        ``other`` for multi-dispatch.
         """
         frame = self._log.frame_of(entry)
         return frame is not None and frame.queue_key == key and not frame.is_copied_to(other[0])
