@@ -292,7 +292,7 @@ def write_timer_files(
 
 
 def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> Iterator[_Entry]:
-    """Yield the entries of the new timer log. The last one points to the queue's last message."""
+    """Yield the entries of the new timer log. The last entry points to the queue's last message."""
     window = timer.ROLL_SLOTS * precision_ms
     gone = {
         offset

@@ -62,8 +62,9 @@ def bring_out_cut_off(target: Path, disk: Disk) -> bool:
 def swap(
     build: Path, target: Path, names: Sequence[str], command: str, now_ms: int, disk: Disk
 ) -> tuple[Path | None, Path]:
-    """Move the old folders to quarantine, and the new folders into place. Return the quarantine
-    folder twice: first None if no old folder was moved there, then always its path.
+    """Move the old folders to quarantine, and the new folders into place. Return two values:
+    the quarantine folder, or None if there were no old folders; and the quarantine folder's path in
+    any case.
     """
     stamp = datetime.fromtimestamp(now_ms / 1000, UTC)
     aside = free_path(quarantine(target, f"{command}-{stamp:%Y%m%dT%H%M%SZ}"))

@@ -187,8 +187,8 @@ class _Work:
             if self._plan.harmed_offset is not None:
                 checkpoint.offsets = checkpoint.offsets._replace(logics_physical=0)
             checkpoint.flush()
-            # The old timer wheel can point to lost messages. A new message can get the physical
-            # offset of a lost one, and a broker would then deliver the new message.
+            # The old timer wheel can point to lost messages. If a new message got the
+            # physical offset of a lost message, a broker would deliver the new message.
             layout = StoreLayout.open(self._root, self._config)
             aside = quarantine(self._root)
             mend_timer_files(layout, self._disk, self._root, self._clock(), aside)

@@ -429,8 +429,8 @@ def _check_queues(
     Raise NeedsRecovery if a part of the log has unrecorded damage, if a queue lacks a message, or
     if a queue has entries after its last message.
 
-    After a clean shutdown, Java dispatches only messages after the last one in any queue. So Java
-    never adds an entry of an earlier message (test stores `noabort-cq-behind`,
+    After a clean shutdown, Java dispatches only messages after the last message in any queue. So
+    Java never adds an entry of an earlier message (test stores `noabort-cq-behind`,
     `noabort-one-topic-gone`).
     """
     if start >= stop:

@@ -279,8 +279,8 @@ def salvage_store(
 def _other_files(
     layout: StoreLayout, queue_file_size: int | None
 ) -> tuple[list[str], list[LeftBehind]]:
-    """Return the files besides log, queues, index and ``config/*``: first those that are copied,
-    then those that are left behind.
+    """Return the files besides log, queues, index and ``config/*``: first the copied files, then
+    the files that are left behind.
     """
     found = find_features(layout)
     is_read = tables_in_rocksdb(layout.filesystem) is not None
