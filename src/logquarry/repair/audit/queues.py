@@ -395,7 +395,8 @@ class QueuesAudit:
 
         A broker adds a topic to ``config/topics.json`` before its first message, and writes the
         time of each change (``DataVersion``). So a topic was
-        deleted if the file lacks the topic, and the last change is later than the message.
+        deleted if the file lacks the topic, and the last change is later than the message. For a
+        topic that brokers do not list there (:func:`is_listed`), the result is False.
         """
         topics, changed = self._topics
         return changed > stored and topic not in topics and is_listed(topic)

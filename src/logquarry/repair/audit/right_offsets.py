@@ -29,8 +29,8 @@ The queue's first message has other rules. Its queue offset is right if the next
 following queue offset. It is also right if the queue has the message's entry at this queue offset.
 Otherwise, the message's entry elsewhere in the queue shows the right queue offset. Without such an
 entry, the first message's queue offset is right if it is lower than that of the next message, or if
-there is no next message. If neither is true, the right queue offset is one less than that of the
-next message.
+there is no next message, or if the next message has queue offset 0 (the topic was created again).
+If none of these is true, the right queue offset is one less than that of the next message.
 
 A queue offset below 0 or above ``MOST_OFFSET`` is always harmed. A gap always shows a
 harmed queue offset if it is larger than ``MOST_GAP``, and the lost bytes are too few for so many
