@@ -338,8 +338,8 @@ def _batch_rows(opened: pq.ParquetFile) -> int:
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    # Choose the number of rows by the bytes of the batch, because the sizes of rows can differ
-    # much.
+    # Choose the number of rows by the bytes of the batch, because rows can have very different
+    # sizes.
     pieces = -(-batch.nbytes // PARQUET_BYTES)
     step = max(1, -(-batch.num_rows // max(pieces, 1)))
     for first in range(0, batch.num_rows, step):

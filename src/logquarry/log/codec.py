@@ -165,7 +165,7 @@ class Window:
         given = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
         for at in range(0, len(given), _PIECE):
             piece = given[at : at + _PIECE]
-            # A write to the array takes memory, also for zeros.
+            # Do not write zeros: the array already has them, and a write would take memory.
             if piece.any():
                 array[at : at + len(piece)] = piece
         return cls(array, base, size)

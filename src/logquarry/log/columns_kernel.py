@@ -289,8 +289,8 @@ class KernelColumns:
         pair_ends = np.cumsum(pairs[1, :used] + pairs[3, :used], dtype=np.int64)
         sums = np.concatenate(([0], pair_ends))[ends]
         count = np.diff(ends)
-        # The encoding has one separator in each pair, between name and value, and one separator
-        # between a pair and the next.
+        # The encoding has one separator between the name and the value of each pair, and one
+        # separator between two pairs.
         made = np.diff(sums) + np.maximum(2 * count - 1, 0)
         starts, lengths = self._spans(r.PROPS_AT, r.PROPS_LENGTH)
         lengths[lengths == made] = -1

@@ -73,8 +73,8 @@ class StoreLayout:
     Attributes:
         open_view: opens a file; None for ``filesystem.open``.
         left_out: (topic, queue id) of queues that this layout does not list.
-        writer_end: the log's end that a reader found while a writer had the store open, if stale
-            frames follow this end; else None.
+        writer_end: the log's end that the writer states, if stale frames may follow this end, or if
+            the last file is too short; else None.
     """
 
     def __init__(self, filesystem: FileSystem, config: StoreConfig | None = None) -> None:

@@ -31,8 +31,8 @@ from logquarry.paths import is_folder
 
 DLEDGER: Final = "dledger"
 DLEDGER_FOLDER: Final = "dledger-"
-"""Start of the name of the folder for a DLedger log. The id of the DLedger group's member
-follows.
+"""Start of the name of the folder for a DLedger log. After it comes the id of a member of the
+DLedger group.
 """
 _DLEDGER_PATH: Final = "storePathDLedgerCommitLog"
 SEVERAL_LOG_PATHS: Final = "several_log_paths"

@@ -1,4 +1,4 @@
-"""Handles SIGBUS, so that a page of a watched map that cannot be read does not end the process.
+"""Handles SIGBUS, so that an unreadable page of a watched map does not end the process.
 
 Readers probe a page before they use it, but the page can fail later:
 

@@ -280,8 +280,8 @@ class LogBytes:
                 continue
             data = None
             if window.length == self.view(file).size - at:
-                # The window cannot be larger, because the file ends there. So the frame is
-                # incomplete, and the search continues after the frame's first byte.
+                # The window reaches the end of the file, so no larger window is possible. So the
+                # frame is incomplete, and the search continues after the frame's first byte.
                 at += place + 1
                 continue
             if place == 0:

@@ -186,7 +186,7 @@ def sources(wanted: Sequence[str]) -> tuple[str, ...]:
 
 
 def kafka_batch(batch: pa.RecordBatch, wanted: Sequence[str]) -> pa.RecordBatch:
-    """Make Kafka's columns from a batch that has the columns that :func:`sources` returns."""
+    """Make Kafka's columns from a batch with the columns of :func:`sources`."""
     import pyarrow as pa
 
     arrays = [_array(batch, _BY_NAME[name]) for name in wanted]

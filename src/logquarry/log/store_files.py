@@ -114,7 +114,7 @@ def quarantine(root: Path, *parts: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class QueueForm:
-    """The folder (``root``) of a topic's queues, the size of an entry, and that of a queue file."""
+    """The folder of a topic's queues (``root``), and the sizes of an entry and of a queue file."""
 
     root: str
     entry_size: int
@@ -201,8 +201,8 @@ def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
     """
     sizes = {file.size for files in sequences for file in files if file.size}
     shown = shown_sizes(sequences)
-    # If the names of the files do not show the full size, it can be the size of any file. The full
-    # size can also be larger than all files, because all files may be short.
+    # If the names of the files do not show the full size, each size of a file can be the full size.
+    # A larger size can be the full size too, because all files may be short.
     return not sizes or size in (shown or sizes) or (not shown and size > max(sizes))
 
 
