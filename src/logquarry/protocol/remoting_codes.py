@@ -67,7 +67,7 @@ class RequestCode(IntEnum):
     fields: tuple[HeaderField, ...]
 
     def __new__(cls, code: int, where: str = "", words: str = "", keys: str = "") -> Self:
-        """Return a new member. :func:`_fields` describes ``words`` and ``keys``."""
+        """Return a new member of the enum. :func:`_fields` describes ``words`` and ``keys``."""
         member = int.__new__(cls, code)
         member._value_ = code
         member.where = where

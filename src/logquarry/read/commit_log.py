@@ -2,8 +2,7 @@
 checks with samples whether the consume queues belong to the log.
 
 If a log file was replaced by a file of another store, its frames can by chance begin at the
-physical offsets in the queue entries. The frames then belong to other topics than the queues that
-point to them.
+physical offsets in the queue entries. But these frames then have other topics than the queues.
 """
 
 from __future__ import annotations

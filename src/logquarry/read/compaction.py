@@ -147,8 +147,8 @@ class CompactedGets:
 class CompactionFault(NamedTuple):
     """A damaged or missing message of a compacted log.
 
-    An entry points to ``size`` bytes at ``offset`` of the file ``path``. ``reason`` describes the
-    fault.
+    An entry points to ``size`` bytes at the physical offset ``offset`` of the compacted log.
+    ``path`` is the file with this offset; the log's folder if there is no such file.
     """
 
     path: str

@@ -315,8 +315,8 @@ class LogFrontier:
         except ValueError:
             checkpoint = None
         seen, end = self._closed
-        # Also check that the chain of frames still ends at the cached end, because a program that
-        # makes backups may change the files in place.
+        # A backup program may change the files in place. So also check that the chain of frames
+        # still ends at the cached end.
         if seen == (files, checkpoint) and LogReader(layout).chain_end(end) == end:
             return end
         entries = last_entries(layout)
@@ -338,8 +338,8 @@ class LogFrontier:
         log = layout.commit_log
         reader = LogReader(layout, live=True)
         # Start in the last file with a frame, even if the known offset is in an earlier file. All
-        # bytes before this file are part of the log. Whether they are frames or damage is checked
-        # later, when a reader reads them.
+        # bytes before this file are part of the log. A reader of these bytes checks later whether
+        # they are frames or damage.
         start = last_file_start(layout)
         start = log.start if start is None else start
         at = known if start <= known < log.end else start

@@ -29,8 +29,8 @@ _CHUNK: Final = 1 << 20
 
 
 class UnitCount(NamedTuple):
-    """The number of messages to which some entries point, their total bytes, and the largest size.
-    ``end`` is the physical offset after the last of these messages.
+    """The messages to which some entries point: their number, their total bytes, and the largest
+    size. ``end`` is the physical offset after the last of these messages.
     """
 
     messages: int = 0

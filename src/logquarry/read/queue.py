@@ -116,7 +116,7 @@ class Queue(ABC):
 
     def warn_of_gap(self, offset: int) -> None:  # noqa: B027
         """Warn that a reader leaves out a message, because the queue has no entry at an offset.
-        Only queues in files and in RocksDB warn.
+        Only the queues in files and in RocksDB log this warning.
         """
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, Records]]:

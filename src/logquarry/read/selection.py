@@ -45,8 +45,8 @@ walk.
 MOST_PLACES = 1 << 11
 
 WORTHWHILE = 0.5
-"""Largest share of the range's bytes for which a plan uses queues or the index. If more bytes must
-be read, a walk over the log is as fast.
+"""If a read needs a larger share (0 to 1) of the range's bytes, the plan does not use queues or the
+index, because a walk over the log is as fast.
 """
 
 

@@ -300,8 +300,8 @@ def require_own_settings(layout: StoreLayout, found: list[FileSequence] | None =
         found = layout.queue_files() if found is None else found
         queues = [queue.files for queue in found]
         sizes = [file.size for files in queues for file in files if file.size]
-        # If there are several files, and all have the same size, assume that it is the regular
-        # size. If files had been truncated, their sizes would differ.
+        # If several files have the same size, and no file has another size, assume that this size
+        # is right. If files had been truncated, their sizes would differ.
         shown = shown_sizes(queues) or (set(sizes) if sizes[1:] and len(set(sizes)) == 1 else set())
         if shown and config.queue_file_size not in shown:
             common = _common_size(found, queue_entry.UNIT_SIZE)

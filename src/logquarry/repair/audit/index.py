@@ -287,8 +287,8 @@ class IndexAudit:
         audit.check(entries)
         for group in audit.wrong.values():
             yield group.at(file.path, shape.entry_position(group.number), ENTRY.size)
-        # ``audit.keys`` does not count the key of a wrong entry. Subtract these keys, because they
-        # would otherwise be reported a second time, as missing keys.
+        # ``audit.keys`` does not count the keys of wrong entries. Subtract these keys too:
+        # otherwise, they would be reported a second time, as missing keys.
         reported = sum(group.count for group in audit.wrong.values())
         missing = int(self._keys.keys[number]) - audit.keys - reported
         is_right = file.path not in self._stream.entries.odd_headers

@@ -67,8 +67,8 @@ class EntryAudit:
         while start < len(entries):
             some = entries[start : start + 2 * _CHUNK]
             offsets = some["physical_offset"].astype(np.int64)
-            # A chunk must not end within one message's entries. Otherwise, the keys of this message
-            # would be counted twice.
+            # A chunk must not end between two entries of one message. Otherwise, the keys of this
+            # message would be counted twice.
             count = min(_CHUNK, len(offsets))
             count += int(np.argmax(np.append(offsets[count:] != offsets[count - 1], True)))
             offsets = offsets[:count]
