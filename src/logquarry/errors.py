@@ -41,7 +41,7 @@ LIMITS: Final = {
     errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
     errno.ENOMEM: "free memory",
 }
-"""Errors of ``open`` that the file and the disk do not cause, each with the user's next step."""
+"""Errors of ``open`` whose cause is neither the file nor the disk, each with the next step."""
 
 _OF_READS: Final = LIMITS | {
     errno.ENODEV: "the file system cannot map files into memory: copy the store to another file "

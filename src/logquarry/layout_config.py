@@ -31,7 +31,8 @@ class LayoutConfig:
             A new store has no tag entries.
         enable_multi_dispatch: whether a message with the property INNER_MULTI_DISPATCH also gets
             entries in the queues that the property names (in a new store: no). If the setting is
-            unknown, only messages with the property INNER_MULTI_QUEUE_OFFSET are in further queues.
+            unknown, a message gets such entries only if it has the property
+            INNER_MULTI_QUEUE_OFFSET.
         enable_lmq: whether multi-dispatch uses the queue id 0 for all queues whose names start with
             ``%LMQ%``.
         message_index_enable: whether to index keys (in a new store: yes).

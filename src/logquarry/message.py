@@ -228,7 +228,7 @@ def _timed(
 
 
 _DEFAULTS: Final = {"topic": object(), "body": b"", **(Message.__new__.__kwdefaults__ or {})}
-# These types must equal the types in the conditions of the constructor: change both together.
+# The conditions in ``Message.__new__`` name the same types: change both places together.
 _USUAL_TYPES: Final = {
     **{"topic": str, "body": bytes, "queue_id": int, "tags": str, "keys": str},
     **{"properties_string": str, "born_timestamp": int, "born_host": str},

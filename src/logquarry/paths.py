@@ -38,8 +38,8 @@ def is_link(path: str | os.PathLike[str]) -> bool:
 
 
 def mode_of(path: str | os.PathLike[str], *, follows: bool = True) -> int:
-    """Return the mode of a path, or, with ``follows``, of a link's target; 0 if it is missing. See
-    :func:`exists`.
+    """Return the mode of a path; 0 if the path is missing. With ``follows``, the mode of a link is
+    the mode of its target. See :func:`exists`.
     """
     try:
         return os.stat(path, follow_symlinks=follows).st_mode  # noqa: PTH116

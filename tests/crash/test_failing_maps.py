@@ -32,7 +32,7 @@ POISONED = """
     file.flush()
 except lq.errors.StoreUnavailable as error:
     is_watched = lost_pages.watch(mmap.mmap(-1, 10), True) >= 0
-    words = ("SIGBUS",) if is_watched else ("cut the file", "No space left")
+    words = ("SIGBUS",) if is_watched else ("truncated the file", "No space left")
     assert any(word in str(error) for word in words) and str(path) in str(error), error
 else:
     raise SystemExit("flushed what is not in the file")

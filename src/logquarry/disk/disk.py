@@ -48,8 +48,8 @@ class Disk:
     If a folder cannot even be opened for its sync, for example because the process has no free
     descriptor, the sync did not begin. The operating system has marked no page as clean, so a later
     sync still writes the folder's names. Such a sync is therefore repeated. Until it succeeds,
-    every other sync of this disk raises SyncDelayed. So the name of a file is on the disk before
-    the durable offset or the checkpoint covers the file, and before a put reports a message in the
+    every other sync of this disk raises SyncDelayed. So a file's name is on the disk before two
+    events: the durable offset or the checkpoint covers the file, or a put reports a message in the
     file as synced.
     """
 
@@ -274,7 +274,7 @@ class Disk:
                 self.let_go(descriptor)
 
     def write_all(self, descriptor: int, data: memoryview | bytes, position: int) -> None:
-        """Write all bytes. Several system calls may be needed. Raises OSError."""
+        """Write all bytes, if necessary with several system calls. Raises OSError."""
         view = memoryview(data)
         while view:
             count = self.write(descriptor, view, position)
@@ -334,8 +334,8 @@ class Disk:
         self.health.require_writable()
         if not self._unsynced:
             return
-        # Without the lock, another thread could add a folder again after its sync below, and this
-        # thread would then remove the folder from the set.
+        # The lock prevents a lost sync: without the lock, another thread could add a folder after
+        # this thread has synced the folder, and this thread would then remove it from the set.
         with self._delaying:
             for folder in sorted(self._unsynced):
                 try:

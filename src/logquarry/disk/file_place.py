@@ -68,11 +68,11 @@ class LiveBounds:
             low = self._find_low()
         last: FilePlace | None = files.last
         # The max offset is the position of the last write. An entry can be read as soon as it is
-        # written, because queues have no transient store pool. Only the log has one.
+        # written, because only the log has a transient store pool.
         return low, 0 if last is None else (last.base + last.wrote) // _UNIT
 
     def _find_low(self) -> int:
-        # LiveQueue overrides this method. A compiled class cannot declare it as abstract.
+        # LiveQueue overrides this method. A compiled class cannot have abstract methods.
         raise NotImplementedError
 
 

@@ -117,7 +117,9 @@ _HELD: Final = frozenset({errno.EAGAIN, errno.EACCES})
 
 
 def is_lockable(root: Path) -> bool:
-    """Whether the file ``lock`` already exists, so that taking the lock creates no file."""
+    """Whether a program can take the store's lock without a change of the file ``lock``: the file
+    has its content already, or this process has locked the file.
+    """
     with lock_file(root / LOCK) as is_ours, suppress(OSError):
         return is_ours or read_file(root / LOCK) == _CONTENT
     return False
@@ -291,7 +293,7 @@ class QueueFolders:
                 raise CorruptFile(str(found[base]), 0, reason)
         for before, base in pairwise(bases):
             if base - before != file_size and not (gaps and base - before > file_size):
-                reason = f"the file before it begins at {before}, not {file_size} bytes before"
+                reason = f"the previous file begins at {before} instead of {base - file_size}"
                 raise CorruptFile(str(found[base]), 0, reason)
         return {base: found[base] for base in bases}
 
@@ -341,11 +343,11 @@ class TopicFolders:
             return {_folded(name): name for name in _names_in(self._folder)}
 
     def owner(self, topic: str) -> str:
-        """Return the topic that has the folder of a topic: the topic itself, or another topic."""
+        """Return the topic that uses the path ``<folder>/<topic>``: ``topic``, or another topic."""
         return self._spellings.setdefault(_folded(topic), topic) if self.ignores_case else topic
 
     def require_own(self, topic: str) -> None:
-        """Raise StoreUnavailable if another topic has the folder of a topic."""
+        """Raise StoreUnavailable if another topic already uses the path of the topic's folder."""
         other = self.owner(topic)
         if other != topic:
             raise StoreUnavailable(
@@ -357,7 +359,7 @@ class TopicFolders:
 
 def ignores_case(folder: Path) -> bool:
     """Whether two names in a folder can differ only in upper and lower case. If the folder is
-    missing, the result is that of its parent folder, from which a new folder gets this setting.
+    missing, check its parent folder, because a new folder gets this setting from its parent.
     """
     try:
         names = {*os.listdir(folder)}  # noqa: PTH208

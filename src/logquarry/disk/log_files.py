@@ -90,7 +90,7 @@ class _Request:
 
     @property
     def made(self) -> MappedFile:
-        """The file after ``done``. Raises the error if the creation failed."""
+        """Return the file, after ``done`` is set. Raise the error if the creation failed."""
         if self.error is not None:
             raise self.error
         assert self.file is not None
@@ -170,7 +170,7 @@ class AllocateMappedFileService(Service):
         return request.made
 
     def _ask_for(self, path: Path, size: int) -> _Request:
-        # Use one statement for both steps. With two statements, Ctrl-C could arrive between them,
+        # Create and store the request in one statement. Ctrl-C could arrive between two statements,
         # and leave an incomplete request.
         request = self._requests[path.name] = _Request(path, size)
         return request
@@ -236,7 +236,7 @@ class AllocateMappedFileService(Service):
                 request.done.set()
             # The service is creating this file now.
             elif not request.done.wait(self._timeout_ms / 1000):
-                logger.warning("%s: left in place, creating it takes too long", request.path)
+                logger.warning("%s: not deleted, because its creation has not ended", request.path)
             if request.file is None:
                 continue
             is_named = False
@@ -332,7 +332,7 @@ def free_room(disk: Disk, folders: Mapping[Path, int]) -> None:
         except OSError as error:
             # A failure does no harm. The file then keeps its blocks, and only takes more disk
             # space.
-            logger.debug("%s: its room is not freed: %s", path, error)
+            logger.debug("%s: its unused blocks were not freed: %s", path, error)
 
 
 def _free(disk: Disk, path: Path, at: int) -> None:

@@ -40,7 +40,7 @@ _NO_BYTES: Final = memoryview(b"")
 
 
 def _keep_nothing(start: int, stop: int) -> None:
-    """Do nothing. This is :attr:`MappedFile.keep` if the file's buffer is not a FileCopy."""
+    """Do nothing: the value of :attr:`MappedFile.keep` if the buffer is not a FileCopy."""
 
 
 class MappedFile(FilePlace):
@@ -329,8 +329,8 @@ class MappedFile(FilePlace):
             self._require_size()
         if lost() and (blocks := self._map.lost_blocks()):
             raise self._health.poison(
-                f"{self.path}: blocks were lost in use (SIGBUS), {len(blocks)} from position "
-                f"{blocks[0].offset} on: the disk is full or fails, or another program cut the file"
+                f"{self.path}: {len(blocks)} blocks from position {blocks[0].offset} on were lost "
+                "(SIGBUS): the disk is full or fails, or another program truncated the file"
             )
 
     def _require_size(self) -> None:
@@ -340,7 +340,7 @@ class MappedFile(FilePlace):
             raise self._health.poison(f"{self.path}: {error.strerror or error}") from error
         if size < self.size:
             raise self._health.poison(
-                f"{self.path}: another program cut the file to {size} of {self.size} bytes"
+                f"{self.path}: another program truncated the file to {size} of {self.size} bytes"
             )
 
     def _require_name(self) -> None:
@@ -350,7 +350,7 @@ class MappedFile(FilePlace):
             raise self._health.poison(f"{self.path}: {error.strerror or error}") from error
         if not is_linked:
             raise self._health.poison(
-                f"{self.path}: another program deleted it while it was written"
+                f"{self.path}: another program deleted the file while it was open"
             )
 
     def _return_buffer(self) -> None:

@@ -6,8 +6,8 @@
     |---- file ----|---- file ----|---- file ------|----------|----------|--------------|
 
 One thread at a time writes: the thread that holds the put lock (log), or the dispatcher (consume
-queue). Any number of threads can read without a lock, because each change of the list of files
-makes a new list, and a removed file stays readable.
+queue). Any number of threads can read without a lock: each change of the list of files makes a new
+list, and a removed file stays readable.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class MappedFileQueue(LastFile):
         read_only: folders whose existing files are used, but in which no new file is created.
         full_folders: returns the folders that have no room for another file.
         guard_names: whether to restore the name of a file that another program deletes
-            (:mod:`logquarry.disk.name_guard`). Only the log needs this, because queues can be
+            (:mod:`logquarry.disk.name_guard`). True only for the log, because queues can be
             rebuilt from the log.
         gaps: whether to accept gaps between files, as RocketMQ does.
         aside: the quarantine folder of the queue's files.
@@ -113,8 +113,8 @@ class MappedFileQueue(LastFile):
         self._files: tuple[MappedFile | Path, ...] = ()
         self.last: MappedFile | None = None
         self.reach: int | None = None
-        # Whether writes to any of the files go to a buffer first. If this is true, committed_offset
-        # is the end of the readable bytes.
+        # Whether writes to any of the files go to a buffer first. If so, the readable bytes end at
+        # committed_offset.
         self._is_transient = False
         self._change = threading.Lock()
         self._flushing = threading.Lock()
@@ -197,7 +197,9 @@ class MappedFileQueue(LastFile):
             return made
         # A RocketMQ broker that is started on this store cannot take the lock, but before it tries,
         # it deletes empty files. So check that the new file still has its name.
-        logger.warning("%s: another program deleted it before its first use; made again", made.path)
+        logger.warning(
+            "%s: another program deleted it before its first use; created again", made.path
+        )
         made.close()
         return self._made_now(base)
 
@@ -212,7 +214,7 @@ class MappedFileQueue(LastFile):
             if self._keeps_name(made):
                 return made
             made.close()
-        raise StoreUnavailable(f"{path}: another program deletes it whenever it is made")
+        raise StoreUnavailable(f"{path}: another program deletes this file each time it is created")
 
     def _keeps_name(self, file: MappedFile) -> bool:
         """Whether a file still has its name. With ``guard_names``, protect the name from now on."""
@@ -399,8 +401,8 @@ class MappedFileQueue(LastFile):
             holding = [file for file in dropped if file.holds_data()]
             if holding and self._aside is None:
                 raise UsageError(
-                    f"{holding[0].path}: holds data after the end at {offset}, and there is no "
-                    "folder to set it aside in"
+                    f"{holding[0].path}: contains data after the new end {offset}, but the queue "
+                    "has no quarantine folder for this file"
                 )
             moved = []
             for file in reversed(dropped):
@@ -428,10 +430,12 @@ class MappedFileQueue(LastFile):
             last = self.last
             if last is None:
                 if offset:
-                    raise UsageError(f"there are no files that could end at {offset}")
+                    raise UsageError(
+                        f"the queue has no files, so it cannot be truncated at {offset}"
+                    )
                 return
             if not last.base <= offset <= last.base + self.file_size:
-                raise UsageError(f"{last.path}: it does not reach to {offset}")
+                raise UsageError(f"{last.path}: the file does not contain the offset {offset}")
             last.allocate()
             last.set_positions(offset - last.base)
             self._keeps_name(last)
@@ -449,7 +453,7 @@ class MappedFileQueue(LastFile):
         """
         with self._flushing, self._change:
             if len(self._files) < 2:
-                raise UsageError("the last file of a queue is not deleted")
+                raise UsageError("the only file of a queue cannot be deleted")
             if self.bases[1] > self.flushed_offset:
                 raise UsageError(f"the file at {self.bases[0]} is not flushed yet")
             first = self._opened(0)

@@ -90,7 +90,7 @@ class NameGuard:
                     )
                     raise self._disk.health.poison(f"{reason}: {error.strerror}") from error
                 self._disk.sync_names(path.parent)
-                logger.warning("%s: another program deleted it; restored from its link", path)
+                logger.warning("%s: another program deleted it; restored from its hard link", path)
             return lost
 
     def _is_lost(self, path: Path) -> bool:
@@ -198,8 +198,8 @@ class NameGuard:
         ``cp -r`` does not keep hard links. So in a copy of an open store, the log file and the file
         in ``.logquarry/names/`` are separate files. If they differ, the file in
         ``.logquarry/names/`` is moved to quarantine, because it can contain messages that no other
-        file has. With ``keeps_lost``, a file of which only the hard link is left is moved to
-        quarantine too, unless the file is empty or retention has deleted it.
+        file has. With ``keeps_lost``, a file that has only its hard link is moved to
+        quarantine too, unless the file is empty or retention has deleted the file's own name.
         """
         expired = self._expired(folders) if keeps_lost else set()
         for folder in folders:
@@ -256,8 +256,8 @@ class NameGuard:
     def _expired(self, folders: Iterable[Path]) -> set[Path]:
         """Of the log files without their own name, return those that a broker's retention deleted.
 
-        If another file is missing between such a file and the log's first file, a retention has
-        deleted the file. If no other file is missing there, the file has only lost its own name.
+        Retention deletes the oldest files. So if a gap separates such a file from the log's first
+        file, retention deleted it. A file without such a gap has only lost its own name.
         """
         lost: dict[int, Path] = {}
         found: list[int] = []
@@ -274,13 +274,15 @@ class NameGuard:
                 first = base
         expired = {path for base, path in lost.items() if base < first}
         for path in sorted(expired):
-            logger.warning("%s: not restored from its link: a retention deleted it", path)
+            logger.warning(
+                "%s: not restored from its hard link, because retention deleted it", path
+            )
         return expired
 
 
 def _differs(path: Path, link: Path) -> bool:
-    # Whether the file at ``link`` is another file than ``path``, has other bytes, and has no other
-    # name.
+    # Whether ``link`` is the only name of its file, and ``path`` is a different file with other
+    # bytes.
     try:
         return (
             link.stat().st_nlink == 1

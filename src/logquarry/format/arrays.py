@@ -146,9 +146,11 @@ the other bits are the number of entries that were read.
     STATE_DISK_COUNT,
     STATE_DISK_SIZE,
 ) = range(8)
-"""Positions of further arguments of the ``get`` kernel in an array of 64-bit numbers: the address,
-first and end physical offset of the mapped part of the log; the address of the CRC function; and
-the maximum messages and bytes of an answer, for messages in memory and for messages on disk.
+"""Positions of further arguments of the ``get`` kernel in an array of 64-bit numbers.
+
+The first three are the address, the first and the end physical offset of the mapped part of the
+log. Then follow the address of the CRC function, and the maximum messages and bytes of an answer,
+for messages in memory and for messages on disk.
 """
 
 TAG_CODE, TAG_AT, TAG_LENGTH = range(3)

@@ -34,8 +34,8 @@ def decode_epochs(data: bytes) -> list[int]:
     lines = epochs.split()
     starts = [int(line.partition("-")[2]) for line in lines]
     if int(count) != len(starts):
-        raise ValueError(f"it names {count} epochs, but has {len(starts)}")
+        raise ValueError(f"its first line says {count} epochs, but the file has {len(starts)}")
     actual = zlib.crc32("".join(f"{line}\n" for line in lines).encode()) & _CRC_MASK
     if int(crc) not in (_UNCHECKED, actual):
-        raise ValueError(f"its CRC is {crc}, the epochs' is {actual}")
+        raise ValueError(f"the file contains the CRC {crc}, but its epochs have the CRC {actual}")
     return starts

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 PAGE_SIZE: Final = 4096
-"""Bytes of a page (``MappedFile.OS_PAGE_SIZE``). The checkpoint file has this size, and RocketMQ
-counts in pages how many changed bytes make a flush necessary.
+"""Bytes of a page (``MappedFile.OS_PAGE_SIZE``). The checkpoint file has this size.
+RocketMQ counts the changed pages of a file to decide whether to flush the file.
 """
 
 _WIDTHS = {"b": 1, "h": 2, "i": 4, "I": 4, "q": 8}
@@ -66,7 +66,7 @@ class Layout:
         """
         if len(data) < self.size:
             raise ValueError(
-                f"{counted(len(data), 'byte')} instead of the {self.size} of a {self.name}"
+                f"{counted(len(data), 'byte')} instead of the {self.size} bytes of a {self.name}"
             )
         return self.struct.unpack_from(data, 0)
 

@@ -370,7 +370,9 @@ def decode_at(
     if check_crc:
         found = java.body_crc(zlib.crc32(body))
         if found != crc:
-            return Damage(DamageKind.BAD_BODY_CRC, f"BODYCRC is {crc}, the body's is {found}")
+            return Damage(
+                DamageKind.BAD_BODY_CRC, f"BODYCRC is {crc}, but the body has the CRC {found}"
+            )
     return Frame(
         topic=bytes(view[topic_at : topic_at + topic_length]),
         body=body,
@@ -411,7 +413,7 @@ def starts_entry_blank(data: memoryview, position: int) -> bool:
 
 
 def is_entry_blank_reference(data: memoryview, position: int, *, left: int) -> bool:
-    """Whether the rest of a file that DLedger left unused, ``left`` bytes, begins at a position."""
+    """Whether DLedger left the last ``left`` bytes of a file, from a position on, unused."""
     size = int.from_bytes(data[position + 4 : position + ENTRY_BLANK_SIZE], "big", signed=True)
     return starts_entry_blank(data, position) and size == left
 
@@ -466,8 +468,8 @@ def valid_host_bytes(text: str) -> bytes:
 
 
 def encode_id(store_host: bytes, physical_offset: int) -> str:
-    """Make a message id (``MessageDecoder.createMessageId``): the address (4 or 16 bytes) and port
-    (4) of the store host and the physical offset (8), in upper-case hex.
+    """Make a message id (``MessageDecoder.createMessageId``) in upper-case hex: the store host's
+    address (4 or 16 bytes), the store host's port (4 bytes), and the physical offset (8 bytes).
     """
     return (store_host + _ID_OFFSET.pack(physical_offset)).hex().upper()
 

@@ -52,7 +52,7 @@ _MADE_FOLDERS: Final = (
     store_files.TRANSACTION,
     store_files.SIDECAR,
 )
-"""The folders besides the log's folder that an opening for writing makes in a new store."""
+"""The folders that a writer creates in a new store, without the log's folder."""
 _BASE64: Final = "properties_base64"
 _KNOWN: Final = frozenset((*JSON_NAMES, _BASE64))
 _KINDS: Final = {
@@ -296,9 +296,9 @@ def check_source(
 
 @contextmanager
 def only_with_messages(path: str) -> Iterator[None]:
-    """Context manager: if the block raises an exception, and the folder was empty or missing
-    before, remove the store that the block has created, unless it contains a message. Otherwise an
-    operator could think that the import had succeeded.
+    """Context manager: if the block raises an exception, remove the store that the block has
+    created. The store stays if it contains a message, or if the folder had files before the block.
+    An operator could think that an import into the empty store had succeeded.
     """
     root = local_folder(path)
     # Do not call Path.exists: since Python 3.14, it also returns False if the disk fails.

@@ -200,8 +200,9 @@ def _warn_of_space(plan: LoadPlan, segments: Mapping[int, Sequence[Segment]]) ->
     needed = sum(segment.bytes for broker in new for segment in segments[broker])
     if allocated > max(_LARGE, _MANY_TIMES * needed):
         logger.warning(
-            "%s: %s of at least %s each while its part is loaded, for %s of messages in all; for "
-            "smaller files see docs/sink.md, Disk space",
+            "%s: %s will be created. Each takes at least %s of disk space while its messages are "
+            "loaded, but all messages together have %s. For smaller files see docs/sink.md, Disk "
+            "space",
             plan.path,
             plural(len(new), "new store"),
             size_text(allocated // len(new)),
@@ -297,7 +298,7 @@ def _require_repeated(
     *,
     is_batch: bool,
 ) -> None:
-    """Raise UsageError if `load` is certainly no repetition of an earlier load.
+    """Raise UsageError if `load` cannot be a repetition of an earlier load.
 
     For example, if a query continues with a checkpoint from a backup, Spark uses the numbers of
     batches again, for other rows. If the sink skipped such a batch, the rows would be lost.
@@ -417,8 +418,8 @@ class _Decision:
             rows = sum(segment.rows for segment in chain.from_iterable(stores.values()))
             Ledger(self._disk, root).add(load, rows)
         self._disk.remove(self._path)
-        # Remove the load from the stores' ledgers last: a store does not append a load that its
-        # ledger has, so a repetition after a crash appends nothing twice.
+        # Remove the load from the stores' ledgers last. While a store's ledger has the load, a
+        # repetition after a crash appends nothing to this store.
         for name in () if load.is_named else stores:
             Ledger(self._disk, root / name).forget(load)
         remove_staged(self._plan.loads, load)

@@ -176,7 +176,7 @@ class Rows:
 
 
 def as_stored(rows: Rows) -> pa.RecordBatch:
-    """Check all bodies; return a batch for ``put_stored``, in which the hosts are bytes."""
+    """Check all bodies, and convert the hosts to bytes. Return the batch for ``put_stored``."""
     batch = rows.batch
     for name in ("topic", "body"):
         column = batch.column(name)
@@ -229,8 +229,8 @@ def _host_bytes(word: str, wide: bool) -> bytes:
 # ----------------------------------------------------------------------------------------- bodies
 def _check_bodies(rows: Rows, flags: Int64) -> None:
     # An export with --decompress stores decompressed bodies, but leaves SYSFLAG's bit for
-    # compressed bodies set. If the file has no CRCs, try to decompress each body whose SYSFLAG has
-    # the bit: the attempt fails if the body is already decompressed.
+    # compressed bodies set. If a row has this bit but no CRC, try to decompress its body. The
+    # attempt fails if the body is already decompressed.
     crcs = _numbers(rows.batch, "body_crc", -1)
     body = rows.batch.column("body")
     wrong = _first_wrong(body, crcs)
@@ -278,8 +278,8 @@ _READ: Final = (
     *("store_host", "sys_flag", "flag", "body_crc", "reconsume_times"),
     *("prepared_transaction_offset", "tags", "keys", "uniq_key", "properties", "body", _EXACT),
 )
-"""The columns to read. A column becomes a field of the message, or its values must agree with the
-message.
+"""The columns to read. A column either becomes a field of the message, or the import compares its
+values with the message.
 """
 
 
@@ -337,8 +337,8 @@ def _batch_rows(opened: pq.ParquetFile) -> int:
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    # Choose the number of rows by the bytes of the batch, because the sizes of rows can differ
-    # much.
+    # Choose the number of rows by the bytes of the batch, because rows can have very different
+    # sizes.
     pieces = -(-batch.nbytes // PARQUET_BYTES)
     step = max(1, -(-batch.num_rows // max(pieces, 1)))
     for first in range(0, batch.num_rows, step):
@@ -400,9 +400,9 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 def _with_words(file: SourceFile, columns: dict[str, pa.Array], first: int) -> pa.Array | None:
     # Return the property string of each row. The string of a row is null if the map in the row
-    # contains all properties. Return None if no row needs a string. As in JSON Lines and in a put,
-    # the value of a column in WORDS replaces the value in the map. If the row has a property
-    # string, it replaces the map and these columns.
+    # contains all properties. Return None if no row needs a string. The value of the column
+    # ``keys``, ``tags`` or ``uniq_key`` replaces the value in the map, as in JSON Lines and in a
+    # put. If the row has a property string, the string replaces the map and these columns.
     maps, exact = columns.get("properties"), columns.get(_EXACT)
     count = len(columns["topic"])
     differs = np.zeros(count, np.bool_)

@@ -41,7 +41,9 @@ from logquarry.write.log_appender import require_fit
 from logquarry.write.outgoing import FrameTable, Outgoing, outgoing_kernel, without_number
 
 NO_WORD: Final = -(1 << 32)
-"""Used instead of the hash of a text without words. It is outside of the range of Java's hashes."""
+"""The hash of a text without words. No Java hash has this value, because it does not fit into 32
+bits.
+"""
 _SPACE: Final = " "
 
 
@@ -340,8 +342,8 @@ class Stager:
         kernels = codec.require_kernels()
         count = len(starts)
         places = np.empty((3, count), np.int64)
-        # The commit sets the queue offsets. Until then, the field contains the number of the
-        # frame's queue: if ADVANCES is 0, the kernel copies this number from the row.
+        # The commit sets the queue offsets. Until then, the field QUEUEOFFSET contains the number
+        # of the frame's queue. The kernel copies this number from the row, because ADVANCES is 0.
         facts, no_offsets = table.head_facts.copy(), np.zeros(0, np.int64)
         facts[:, r.ADVANCES] = 0
         at = 0
@@ -385,8 +387,8 @@ def check_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _without_text(batch: pa.RecordBatch) -> dict[int, str]:
-    # Return row number -> why the row is refused. Rows without topic or body, and rows with invalid
-    # UTF-8, are refused.
+    # Return the refused rows: row number -> reason. Rows without topic or body, and rows with
+    # invalid UTF-8, are refused.
     refused: dict[int, str] = {}
     for name in _NEEDED:
         if batch[name].null_count:

@@ -49,11 +49,11 @@ _KERNELS: Final = "logquarry.format.kernels"
 _WORTH: Final = 4_000
 """Number of frames for which the reference codec takes about as long as the import of numba."""
 _BYTES_PER_UNIT: Final = 512
-"""Number of bytes to search, of properties, or of messages of an inner batch that are counted as
-the work of one frame.
+"""This number of bytes counts as the work of one frame. It applies to bytes that are searched,
+bytes of properties, and bytes of an inner batch's messages.
 """
 _COPIED: Final = 512
-"""Number of bytes of a body, which is only copied, that are counted as one of these bytes."""
+"""This number of body bytes counts as one of these bytes, because a body is only copied."""
 
 
 @dataclass(slots=True)
@@ -96,8 +96,8 @@ def kernels_if_worth(work: int = 0) -> ModuleType | None:
     """Return the kernel module if it is imported, or if the import saves time; else None.
 
     The import saves time if this process has already checked many frames with the reference codec,
-    or if the caller still has to process many. ``work`` is the number of frames, or of similar
-    units, that the caller has to process.
+    or if the caller still has to process many. ``work`` is the work that the caller still has, in
+    frames: ``_BYTES_PER_UNIT`` bytes count as one frame.
     """
     return None if work < _left() else kernels()
 
@@ -165,7 +165,7 @@ class Window:
         given = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
         for at in range(0, len(given), _PIECE):
             piece = given[at : at + _PIECE]
-            # A write to the array takes memory, also for zeros.
+            # Do not write zeros: the array already has them, and a write would take memory.
             if piece.any():
                 array[at : at + len(piece)] = piece
         return cls(array, base, size)
@@ -244,8 +244,9 @@ def walk(
         if count == len(rows):
             return count, position, TABLE_FULL
         if is_before and _left() <= 0:
-            # The kernels check the other frames of the window. Callers may rely on the rule that a
-            # walk over sound frames ends early only if the table is full.
+            # The kernels check the other frames of the window. Do not return here: callers expect
+            # that a walk ends before ``stop`` only if the table is full or the next frame is not
+            # sound.
             more, position, code = walk(window, position, stop, rows[count:], check_crc=check_crc)
             return count + more, position, code
         place, code = position, REACHED_STOP
@@ -416,8 +417,8 @@ def last_nonzero(window: Window, start: int, stop: int) -> int:
     fast = kernels_if_worth((stop - start) // _BYTES_PER_UNIT)
     if fast is not None:
         return int(fast.last_nonzero(window.address, start, stop))
-    # The comparison makes a new array. Unlike the bytes of a live log, this array cannot change
-    # during the search.
+    # Search the new array that the comparison makes. The bytes of a live log can change during the
+    # search, but this array cannot.
     found = np.flatnonzero(window.data[start:stop] != 0)
     return start + int(found[-1]) + 1 if len(found) else start
 

@@ -25,9 +25,7 @@ FIXED: Final = {
     for name, at in ((field, shift + at) for field, at in layout.offsets.items())
     if name in schema.NAMES
 }
-"""Column of fixed width -> the part of the frame that contains the field, and the field's position
-in this part.
-"""
+"""Column of fixed width -> place of its field: a part of the frame, and a position in this part."""
 MS: Final = 1_000
 """Microseconds in a millisecond: Arrow's timestamps have microseconds, RocketMQ's milliseconds."""
 MOST_MS: Final = java.LONG_MAX // MS
@@ -36,8 +34,8 @@ time is outside this range, the column has the nearer of the two limits instead.
 """
 
 _FEW: Final = 256
-"""Number of distinct values for which :func:`interned` first makes room. The kernel is called again
-with more room if this is not enough.
+"""Number of distinct values for which :func:`interned` first makes room. If there are more values,
+the function calls the kernel again with more room.
 """
 _EXACT: Final = schema.EXACT_PROPERTIES.name
 WHOLE_PROPERTIES: Final = frozenset({"properties", _EXACT})
@@ -50,9 +48,9 @@ def interned(count: int, intern: Callable[..., int]) -> tuple[list[int], Int64]:
     """Call a kernel that numbers the distinct values among ``count`` values.
 
     Returns:
-        A list with one element for each distinct value (the value, or the index of its first
-        occurrence), and an array with the number of the distinct value for each of the ``count``
-        values.
+        Two results. The first is a list of the distinct values, or of the indexes of their first
+        occurrences. The second is an array of numbers: for each of the ``count`` values, the number
+        of its distinct value.
     """
     ids, found = np.empty(count, np.int64), np.empty(0, np.int64)
     known, most = -1, _FEW
@@ -80,8 +78,8 @@ def _places(names: Sequence[str]) -> tuple[Int64, Int64]:
 def _gather_plan(
     names: tuple[str, ...], ms: bool
 ) -> tuple[list[str], tuple[Int64, Int64], list[str], tuple[Int64, Int64], Int64]:
-    """Return the names and places of the 32-bit fields, the names and places of the 64-bit fields,
-    and the factor by which each 64-bit field is multiplied.
+    """Separate the 32-bit fields from the 64-bit fields. Return names and places of the 32-bit
+    fields, names and places of the 64-bit fields, and the factors for the 64-bit fields.
     """
     kinds = schema.arrow_types()
     narrow = [name for name in names if kinds[name].bit_width == 32]
@@ -182,7 +180,7 @@ class KernelColumns:
             self.count, pa.py_buffer(offsets), pa.py_buffer(out[:used])
         )
 
-    # spans of the frame
+    # Make a column of strings or bytes from the starts and lengths of its values in the frames.
     def _ragged(self, starts: Any, lengths: Any, count: int, kind: pa.DataType) -> pa.Array:
         offsets = np.empty(count + 1, np.int32)
         validity = np.zeros((count + 7) // 8, np.uint8)
@@ -249,7 +247,7 @@ class KernelColumns:
         return self._ragged(starts[which], lengths[which], self.count, pa.string())
 
     def tags_codes(self, delay_levels_ms: Sequence[int]) -> tuple[Int64, Int64]:
-        """Return the tags codes, and the indexes of frames that only the reference can decode."""
+        """Return the tags codes, and the indexes of frames that need the reference codec."""
         starts, lengths = self.all_property_spans()
         out, odd = np.empty(self.count, np.int64), np.empty(self.count, np.int64)
         left_over = self.k.tags_codes(
@@ -281,18 +279,18 @@ class KernelColumns:
         return pa.MapArray.from_arrays(pa.array(pair_offsets), keys, values)
 
     def _exact_properties(self) -> pa.Array:
-        # The column is null for a string that its pairs reproduce: if the string is parsed and the
-        # pairs are encoded, the result is the same string. To compare the lengths is enough,
-        # because the parser drops empty and repeated properties. So a string that its pairs do not
-        # reproduce is longer than their encoding. All strings must be UTF-8.
+        # Parse the string to pairs, and encode the pairs. If the result is the same string, the
+        # column is null. It is enough to compare the lengths: the parser only drops empty and
+        # repeated properties, so if the result differs, it is shorter than the string. All strings
+        # must be UTF-8.
         assert self._pairs is not None
         pairs, ends = self._pairs
         used = int(ends[-1])
         pair_ends = np.cumsum(pairs[1, :used] + pairs[3, :used], dtype=np.int64)
         sums = np.concatenate(([0], pair_ends))[ends]
         count = np.diff(ends)
-        # The encoding has one separator in each pair, between name and value, and one separator
-        # between a pair and the next.
+        # The encoding has one separator between the name and the value of each pair, and one
+        # separator between two pairs.
         made = np.diff(sums) + np.maximum(2 * count - 1, 0)
         starts, lengths = self._spans(r.PROPS_AT, r.PROPS_LENGTH)
         lengths[lengths == made] = -1

@@ -89,9 +89,7 @@ class Durable(NamedTuple):
 
 
 class LostHead(NamedTuple):
-    """A log that has lost its first files: its recorded start, and the start of its first existing
-    file.
-    """
+    """The range of lost first files: from the log's recorded start to the first existing file."""
 
     start: int
     stop: int
@@ -209,8 +207,8 @@ def levels_of(layout: Schedule) -> tuple[int, ...]:
     """Return the delay of each level in milliseconds, level 1 first.
 
     If the configured levels are RocketMQ's defaults, a level's delay is inferred from the first
-    entries of its schedule queue: the delay is the delivery time in an entry minus the store time
-    of its message. A level without entries has the recorded or default delay.
+    entries of its schedule queue. An entry contains the delivery time. The delay is this time minus
+    the store time of the message. A level without entries has the recorded or default delay.
     """
     stated = layout.config.delay_levels_ms
     if stated not in map(props.parse_levels, (props.DEFAULT_LEVELS, props.LEVELS_3)):

@@ -119,9 +119,7 @@ def _safe(text: str) -> str:
 def line_parts(
     window: Window, rows: Rows, decoding: columns.Decoding, hidden: frozenset[str] = frozenset()
 ) -> Iterator[tuple[Rows, list[str]]]:
-    """Encode messages as lines. Yields pairs of a part of the rows, in order, and the lines of the
-    messages in this part.
-    """
+    """Encode messages as lines. Yields, part by part, the rows and lines of the next messages."""
     for part, bodies in columns.pieces(window, rows, decoding) if len(rows) else ():
         fields = _parts(window, part, decoding, hidden, bodies)
         for name in hidden:
@@ -282,8 +280,8 @@ def read_exact(metadata: Mapping[bytes, bytes] | None) -> tuple[Int64, pa.Array]
     """Read the list in a file's metadata.
 
     Returns:
-        The positions of the listed rows in the file (from 0), and the stored string of each of
-        these rows. None if the file has no list.
+        The positions of the listed rows in the file (from 0), and the stored string of each listed
+        row. None if the file has no list.
     """
     data = (metadata or {}).get(_EXACT_KEY)
     if data is None:
@@ -298,8 +296,8 @@ def read_exact(metadata: Mapping[bytes, bytes] | None) -> tuple[Int64, pa.Array]
 
 
 def exact_strings(exact: tuple[Int64, pa.Array], maps: pa.Array, first: int) -> pa.Array:
-    """Return the stored property string of each row in ``maps``, whose first row is row ``first``
-    of the file. The string is null for a row that is not in the list.
+    """Return the stored property string of each row in ``maps``. ``first`` is the number of the
+    first of these rows in the file. The string is null for a row that is not in the list.
     """
     rows, listed = exact
     begin, end = np.searchsorted(rows, [first, first + len(maps)]).tolist()

@@ -126,9 +126,9 @@ class FileSystem(ABC):
         unreadable: maps the path of a file below the root to the unreadable ranges that were found
             in this file.
         dead_links: paths of links without a target, in the folders that were listed.
-        lost_names: if this is None, :meth:`list` raises an error when the disk cannot read the
-            entry of a name. If this is a dict, :meth:`list` leaves such a name out, and adds its
-            path and the reason to the dict.
+        lost_names: names whose entries the disk cannot read: a dict, or None. If it is None,
+            :meth:`list` raises an error for such a name. If it is a dict, :meth:`list` leaves the
+            name out, and adds path and reason to the dict.
     """
 
     root: str
@@ -264,7 +264,7 @@ class LocalFileSystem(FileSystem):
                 # store unreadable because of one foreign link.
                 return Entry(name.name, True, 0)
             if error.errno not in ABSENT:
-                # Without this name, a part of the store would seem to be missing.
+                # Do not drop the name silently: a part of the store would seem to be missing.
                 if self.lost_names is None:
                     raise self._unreadable(path, error) from error
                 self.lost_names[path] = f"{error.strerror} (errno {error.errno})"
@@ -339,7 +339,7 @@ class LocalFileSystem(FileSystem):
 
 
 class RestoredFileSystem(LocalFileSystem):
-    """Shows a folder as it will be after missing files and folders have their old names back.
+    """Shows a folder as if its missing files and folders had their old names again.
 
     Args:
         restored: maps the path of each missing file, or of each missing folder in the root, to its

@@ -79,7 +79,7 @@ def guided(
 def _may_guess_behind(event: Event) -> bool:
     """Whether a new walk from the event's end would report the same events as the current walk.
 
-    If the events would differ, no guess may be used after this event.
+    If the events would differ, the walk must not use a guess after this event.
     """
     if isinstance(event, DamagedSpan):
         return not (event.ends_log or event.is_tail)
@@ -171,8 +171,7 @@ def _in_file(
 def _whole_frames(
     log: LogBytes, file: StoreFile, window: Window, offsets: Offsets
 ) -> tuple[int, Window]:
-    """Count the frames at ``offsets`` that are completely in the window. Return this number and the
-    window.
+    """Return how many of the frames at ``offsets`` the window contains completely, and the window.
 
     If even the first frame is not completely in the window, return a larger window that contains
     this frame.
@@ -261,8 +260,8 @@ def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]
     """Decode runs of frames.
 
     If frames were lost after the walk, report the loss, and decode the other frames from a copy.
-    ``decode`` yields pairs of a part of the run's rows, in order, and the messages decoded from
-    this part.
+    ``decode`` divides the run's rows into parts, in order, and yields the rows and the messages of
+    each part.
     """
     for run in runs:
         left: Run | None = run

@@ -73,8 +73,8 @@ class StoreLayout:
     Attributes:
         open_view: opens a file; None for ``filesystem.open``.
         left_out: (topic, queue id) of queues that this layout does not list.
-        writer_end: the log's end that a reader found while a writer had the store open, if stale
-            frames follow this end; else None.
+        writer_end: the log's end that the writer states, if stale frames may follow this end, or if
+            the last file is too short; else None.
     """
 
     def __init__(self, filesystem: FileSystem, config: StoreConfig | None = None) -> None:
@@ -130,8 +130,8 @@ class StoreLayout:
     def by_content(self, *, shows_lost_head: bool = True) -> StoreLayout:
         """Make a layout that determines the offset of each log file from its frames, not its name.
 
-        ``verify``, the repairs, and the opening of a store for writing use such a layout. With
-        ``shows_lost_head``, one empty file stands for the first files that the log has lost.
+        ``verify``, the repairs, and the opening of a store for writing use such a layout. If the
+        log has lost its first files, ``shows_lost_head`` lists one empty file in their place.
         """
         other = copy.copy(self)
         other._goes_by_names = False
@@ -247,7 +247,7 @@ class StoreLayout:
         return file.path if self.log_folders.feature is not None else right_path(file.base)
 
     def log_path(self, offset: int) -> str:
-        """Return the full path of an offset's log file; if there is none, of the log's folder."""
+        """Return the full path of the log file at an offset, or else of the log's first folder."""
         file = self.commit_log.at(offset)
         return self.filesystem.full_path(self.log_folders.paths[0] if file is None else file.path)
 
@@ -299,8 +299,8 @@ class StoreLayout:
         if self.log_folders.feature is not None:
             return LogNames(named)
         listed = {file.path for file in named}
-        # A writer may have created a log file since ``named`` was listed. Leave this file out:
-        # without an offset, it would be a file with a wrong name.
+        # A writer may have created a log file since ``named`` was listed. Leave this file out: its
+        # offset is unknown here, so its name would seem wrong.
         entries = [
             entry
             for entry in self.filesystem.list(store_files.COMMIT_LOG)

@@ -59,8 +59,8 @@ _SCHEMES: Final = frozenset(
         *("az", "wasb", "wasbs", "oss", "http", "https", "ftp", "sftp", "ssh"),
     }
 )
-"""Usual URL schemes that ``://`` must follow. The scheme ``file:`` is missing, because ``file:/x``
-is valid.
+"""Usual URL schemes: ``://`` must follow each of them. ``file`` is not in the set, because
+``file:/x`` is valid.
 """
 _FOLDERS: Final = (COMMIT_LOG, CONSUME_QUEUE)
 _USUAL: Final = "store"
@@ -278,8 +278,8 @@ def _without_links(paths: Iterable[str]) -> tuple[str, ...]:
     for path in given:
         place = path if "://" in path else os.path.realpath(path).replace(os.sep, "/")
         # Compare each path with its real path, name by name from the end. A path without links has
-        # the most equal names. Even for a path that is not a link itself, the two paths can begin
-        # with different names, because a folder above all stores may be a link.
+        # the most equal names. Do not compare whole paths: if a folder above all stores is a link,
+        # every path differs from its real path.
         ends = zip(reversed(path.split("/")), reversed(place.split("/")), strict=False)
         same = sum(1 for _ in takewhile(lambda names: names[0] == names[1], ends))
         if same > kept.get(place, (-1, ""))[0]:
@@ -294,10 +294,9 @@ def stores_by_name(
 ) -> dict[str, str]:
     """Resolve paths, URLs and globs to stores. Return name -> location.
 
-    If a store was found by a glob, its name consists of the folder names that replace the glob's
-    parts with wildcards: ``b1`` for ``/data/*/store``, ``r1/b1`` for ``/r*/b*/store``. So the name
-    stays the same if the glob matches more stores later. Raises UsageError if two stores get the
-    same name.
+    A store that was found by a glob is named after the folders that match the wildcard parts of the
+    glob: ``b1`` for ``/data/*/store``, ``r1/b1`` for ``/r*/b*/store``. So the name stays the same
+    if the glob matches more stores later. Raises UsageError if two stores get the same name.
     """
     stated: dict[str, None] = {}
     globbed: dict[str, str] = {}
@@ -396,11 +395,11 @@ def broker_names(locations: Sequence[str | os.PathLike[str]]) -> list[str]:
     """Return a different broker name for each store. Raises UsageError if a store is given twice.
 
     - The name is the name of the store's folder.
-    - If several stores' folders have the same name, each store has the name of a parent folder
-      instead. The parent folders of all these stores are taken from the same level, the lowest
-      level at which their names differ: ``b1`` and ``b2`` for ``/a/b1/store`` and ``/a/b2/store``.
-    - If there is no such level, the name is the end of the store's path (``r1/b1/store``). It has
-      as few folder names as possible, but no other store's path has the same end.
+    - If several folders have the same name, each of their stores gets the name of a parent folder
+      instead. The function uses the lowest level at which all parent folders have different names:
+      ``b1`` and ``b2`` for ``/a/b1/store`` and ``/a/b2/store``.
+    - If there is no such level, the name is an end of the store's path (``r1/b1/store``): the
+      shortest end that no other store's path has.
     """
     absolutes = [absolute(location) for location in locations]
     for path in absolutes:

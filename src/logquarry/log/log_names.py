@@ -10,14 +10,14 @@ A file's name is the physical offset of its first byte. Each frame contains its 
   damaged PHYSICALOFFSET does no harm. Stale frames (left by an earlier truncation) imply the same
   file offset as the other frames in the file.
 - A file without a frame keeps its name, unless another file needs that name.
-- If the frames of two files imply the same file offset, the file whose name is a different offset
-  is a copy.
+- If the frames of two files imply the same file offset, the copy is the file whose name differs
+  from this offset.
 - The offsets of all files leave the same remainder when divided by the file size. A file does not
-  belong to the log if its remainder differs from the remainder of most files, and the file overlaps
-  one of these files. If its frames agree with its name, it may be from another store. Then recover
-  refuses the store.
-- If the consume queues have different physical offsets for all messages that were read from a file,
-  the file is from another store. Then recover refuses the store, and renames no file.
+  belong to the log if its remainder differs from the remainder of most files and it also overlaps
+  one of them. If its frames agree with its name, it may be from another store. Then recover refuses
+  the store.
+- If the consume queues contain other physical offsets for all messages that were read from a file,
+  this file is from another store. Then recover refuses the store, and renames no file.
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ RENAMING: Final = ".renaming"
 name.
 """
 _LEAST_FRAMES: Final = 2
-"""If a file's name fits the names of the other files, the name is treated as wrong only if at least
-this number of frames contradict it. One frame is enough if a queue has the frame's physical offset.
-Likewise, the queues contradict a file only if at least this number of entries differ from its
-frames.
+"""The name of a file may fit the names of the other files. Then it is treated as wrong only if this
+number of frames contradict it, or if a queue has the physical offset of one such frame. The queues
+contradict a file only if at least this number of entries differ from its frames.
 """
 _PARTS: Final = 8
 _PART_BYTES: Final = 8 << 20
@@ -267,7 +266,7 @@ class _Identification:
 
     def _vote(self, item: _Item, view: FileView) -> None:
         votes: defaultdict[int, list[Frame]] = defaultdict(list)
-        # A block of another file can be at the start of a file. So read frames at several
+        # The start of a file can contain a block of another file. So read frames at several
         # positions. If enough frames agree with the name, the name is right.
         read = dict(first_frames(view))
         for part in range(1, _PARTS):
@@ -378,8 +377,8 @@ class _Identification:
         shifts = {
             item.named - base for base, item in self._placed.items() if item.named is not None
         }
-        # If every file with frames has a wrong name, and all names differ from the right names by
-        # the same number, assume this difference for the files without frames too.
+        # The names of all files with frames may be wrong by the same number. Then correct the names
+        # of the files without frames by this number too.
         shift = shifts.pop() if not self._right and len(shifts) == 1 else 0
         displaced: list[_Item] = []
         for item in self._mute:

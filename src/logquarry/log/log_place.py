@@ -31,8 +31,8 @@ from logquarry.paths import is_folder
 
 DLEDGER: Final = "dledger"
 DLEDGER_FOLDER: Final = "dledger-"
-"""Start of the name of the folder for a DLedger log. The id of the DLedger group's member
-follows.
+"""Start of the name of the folder for a DLedger log. After it comes the id of a member of the
+DLedger group.
 """
 _DLEDGER_PATH: Final = "storePathDLedgerCommitLog"
 SEVERAL_LOG_PATHS: Final = "several_log_paths"
@@ -78,7 +78,7 @@ _TWICE: Final = "Compare the two, and move the one that is not the broker's out 
 
 
 _Numbered = Callable[[str], Mapping[int, int]]
-"""Function that returns offset -> size of the files in a folder whose names are offsets."""
+"""Returns the files of a folder whose names are offsets, as a dict: offset -> size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,8 @@ def find_log_folders(
       path, or have the same name in the store's root.
     - If no folders are configured, other folders in the store are accepted if their files continue
       the log.
-    - A configured folder without files is accepted if the files in the other folders reach the
-      durable offset, because a recovery may have moved all files out of the folder.
+    - A recovery may have moved all files out of a configured folder. Such a folder is accepted if
+      the files in the other folders reach the durable offset.
     """
     folders = sorted(entry.name for entry in names if entry.is_dir)
     numbered = cache(partial(_numbered, filesystem))
@@ -348,9 +348,9 @@ def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None
 
 
 def _known_entry(filesystem: FileSystem) -> str | None:
-    # Call this function only if there is no checkpoint. If there is a checkpoint, index entries do
-    # not prove that the log is elsewhere, because a recovery in mode ``rocketmq`` may have accepted
-    # the loss of the log, and kept the index.
+    # Call this function only if there is no checkpoint. In a store with a checkpoint, index entries
+    # do not prove that the log is elsewhere: a recovery in mode ``rocketmq`` may have kept the
+    # index after the loss of the log.
     for entry in filesystem.list(INDEX):
         path = f"{INDEX}/{entry.name}"
         if not is_index_name(entry.name):

@@ -1,10 +1,14 @@
-"""Handles SIGBUS, so that a page of a watched map that cannot be read does not end the process.
+"""Handles SIGBUS, so that an unreadable page of a watched map does not end the process.
 
-Readers probe a page before they use it, but the page can fail later: the page cache drops the page
-and the disk does not deliver it again, another program truncates the file, or the disk is full when
-a page is written. The handler replaces such a page by a page of ``FILL``, and records the page's
-number. The read or write that caused the signal then continues. After each read,
-:mod:`logquarry.log.readable` checks whether a page was lost.
+Readers probe a page before they use it, but the page can fail later:
+
+- The page cache drops the page, and the disk does not deliver it again.
+- Another program truncates the file.
+- The disk is full when a page is written.
+
+The handler replaces such a page by a page of ``FILL``, and records the page's number. The read or
+write that caused the signal then continues. After each read, :mod:`logquarry.log.readable` checks
+whether a page was lost.
 
 Cython compiles this module; ``lost_pages.pxd`` has the handler. If this module runs interpreted,
 there is no handler, so no map is watched, and the process must not touch the pages of a map.
@@ -13,8 +17,8 @@ Readers then copy their windows (:class:`logquarry.log.readable.ReadableMap`), a
 
 If another handler, for example that of ``faulthandler``, has replaced this handler, the next call
 of :func:`watch` installs this handler again. When this handler is installed, it keeps the earlier
-handler. It passes a signal to the earlier handler if the address is in no watched map, if a process
-sent the signal, or if the access was misaligned. ``LOGQUARRY_SIGBUS=off`` prevents the
+handler. It passes a signal to the earlier handler in three cases: the address is in no watched map,
+a process sent the signal, or the access was misaligned. ``LOGQUARRY_SIGBUS=off`` prevents the
 installation, for example if a Java virtual machine in this process must handle SIGBUS.
 """
 

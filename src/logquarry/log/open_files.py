@@ -234,8 +234,9 @@ class LogBytes:
         return window, code
 
     def find(self, start: int, limit: int) -> int | None:
-        """Return the physical offset of the first sound frame in a range, or of a file that begins
-        with a blank, if this file comes first. Return None if the range has neither.
+        """Find the first sound frame in a range, or the first file that begins with a blank.
+
+        Return the physical offset of the first of the two; None if the range has neither.
 
         A blank at the start of the log's first file is ignored.
         """
@@ -266,8 +267,8 @@ class LogBytes:
             if view.is_mapped:
                 length = min(length, _SEARCH_BYTES + FIXED_SIZE_V1)
             # Search in small pieces. After each piece, the next hole can be skipped. Find the end
-            # of this hole before the window is read, because the window extends into the next
-            # piece, and on a tmpfs the read of a map turns holes into data.
+            # of this hole before the window is read: the window extends into the next piece, and on
+            # a tmpfs, reading a map turns holes into data.
             piece = min(stop - at, _SEARCH_BYTES)
             later = view.next_data(at + piece)
             window = self.window_of(file, at, length)
@@ -279,8 +280,8 @@ class LogBytes:
                 continue
             data = None
             if window.length == self.view(file).size - at:
-                # The window cannot be larger, because the file ends there. So the frame is
-                # incomplete, and the search continues after the frame's first byte.
+                # The window reaches the end of the file, so no larger window is possible. So the
+                # frame is incomplete, and the search continues after the frame's first byte.
                 at += place + 1
                 continue
             if place == 0:

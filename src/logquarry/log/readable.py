@@ -112,8 +112,8 @@ class Probe:
     """Makes the system calls that find out whether pages can be read. Tests replace this object."""
 
     def populate(self, path: str, position: int, address: int, length: int) -> bool | None:
-        """Load mapped pages. Return whether all pages were loaded; None if the system has no such
-        call.
+        """Load mapped pages. Return whether all pages were loaded; None if the system does not have
+        ``MADV_POPULATE_READ``.
         """
         if sys.platform != "linux":
             # Only Linux has this call. On other systems, the number of this call is unused, or
@@ -194,8 +194,8 @@ def rereads(read: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def none_lost(place: str) -> Iterator[None]:
-    """Raise UnreadableFile for ``place`` at the end of the ``with`` block if pages of any map were
-    lost while the block ran.
+    """Raise UnreadableFile for ``place`` if pages of a map were lost during the ``with`` block. The
+    error is raised at the end of the block.
     """
     before = lost()
     yield
@@ -250,7 +250,8 @@ class ReadableMap:
 
     Args:
         mapped: the map. The map stays open while this object or a window is in use.
-        is_watched: whether another program may truncate the file.
+        is_watched: whether another program may truncate the file, so that each window checks the
+            size of the file.
         descriptor: the file descriptor from which windows are copied, if they must be copies; else
             None. This object closes the descriptor.
         note: called each time a new unreadable range is found, with all ranges found so far.

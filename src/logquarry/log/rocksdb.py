@@ -45,7 +45,7 @@ _VERSION: Final = "kvDataVersion"
 _VERSION_SUFFIX: Final = "Version"
 _VERSION_KEY: Final = b"kvDataVersionKey"
 _NO_VERSION: Final = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
-"""Errors of a version that is no JSON object, or whose time is no number or infinite."""
+"""Errors for a version that is not a JSON object, or that has no finite number as its time."""
 
 
 def is_there(filesystem: FileSystem, folder: str) -> bool:
@@ -58,7 +58,7 @@ def is_there(filesystem: FileSystem, folder: str) -> bool:
 
 
 class LostFiles(NamedTuple):
-    """Files that a RocksDB folder lacks, and the file of the folder that names them."""
+    """The missing files of a RocksDB folder, and the file in the folder that names them."""
 
     namer: str
     names: tuple[str, ...]
@@ -245,8 +245,8 @@ def place_of(filesystem: FileSystem, file: str) -> str | None:
 
 
 def _is_single_older(filesystem: FileSystem) -> bool:
-    """Whether the last change of topics or groups in the folders of version 1 is newer than the
-    last one in the single database. False if this is unknown.
+    """Whether the folders of version 1 have a newer change than the single database. False if one
+    of the two times of change is unknown.
     """
     if not is_installed():
         return False
@@ -279,8 +279,9 @@ def read_config(filesystem: FileSystem, file: str) -> bytes:
     family = CONFIG_TABLES[file].family if folder.endswith(FOLDER_SINGLE) else _FAMILY
     older = f"{_CONFIG}/{CONFIG_TABLES[file].folder}"
     if family not in database.families and is_there(filesystem, older):
-        # QUIRK: 5.5.0 does not copy consumer offsets into the single database. Its column family
-        # exists only after the first commit; until then, the older folder has the offsets.
+        # QUIRK: 5.5.0 does not copy consumer offsets into the single database. The column family of
+        # the offsets exists only after the first commit; until then, the older folder has the
+        # offsets.
         database, family = RocksDb(filesystem, older), _FAMILY
     prefixes = broker_json.prefixes(file, version)
     try:
@@ -356,11 +357,11 @@ _NUMBERS_OF_FILE: Final = {
     _Tag.NEW_FILE_3: (4, 2),
     _Tag.NEW_FILE_4: (3, 2),
 }
-"""Tag of a new file -> how many numbers precede and follow its smallest and largest key. The second
-of the preceding numbers is the number of the file.
+"""Tag of a new file -> how many numbers are before the two keys of the file (smallest and largest),
+and how many are after the keys. The second number before the keys is the number of the file.
 """
 _LAST_FIELD: Final = 1
-"""Ends the further fields of a new file."""
+"""The number that ends the list of further fields of a new file."""
 
 
 def table_name(number: int) -> str:

@@ -96,9 +96,9 @@ def spelled(names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
 def selected(
     names: Iterable[str], known: Sequence[str], to_count: str, are: str
 ) -> tuple[str, ...]:
-    """Check a selection of ``known`` columns. Two arguments are texts for error messages:
-    ``to_count`` is the column to select in order to count messages, and ``are`` is the text that
-    precedes the list of known columns.
+    """Check a selection of ``known`` columns. Two arguments are parts of error messages:
+    ``to_count`` is the column that a count of messages needs, and ``are`` is the text before the
+    list of known columns.
     """
     result = tuple(names)
     if not result:
@@ -186,7 +186,7 @@ def sources(wanted: Sequence[str]) -> tuple[str, ...]:
 
 
 def kafka_batch(batch: pa.RecordBatch, wanted: Sequence[str]) -> pa.RecordBatch:
-    """Make Kafka's columns from a batch that has the columns that :func:`sources` returns."""
+    """Make Kafka's columns from a batch with the columns of :func:`sources`."""
     import pyarrow as pa
 
     arrays = [_array(batch, _BY_NAME[name]) for name in wanted]

@@ -197,14 +197,14 @@ STRETCH_BYTES: Final = 8 << 20
 _THREADS: Final = 2
 _MOST_AHEAD: Final = 4
 _FRAMES_AT_ONCE: Final = 1 << 15
-"""Maximum number of frames that one call decodes. A stretch has this number of frames if each has
-256 bytes.
+"""Maximum number of frames that one call decodes. A stretch of 256-byte frames has this number of
+frames.
 """
 
 
 @dataclass
 class Stretch:
-    """Consecutive sound frames, and facts about them. A call of the object adds the next frames.
+    """Consecutive sound frames, and facts about them. Call the object to add the next frames.
     Subclasses collect further facts.
 
     Attributes:
@@ -221,13 +221,13 @@ class Stretch:
     last_time: int = 0
 
     def __call__(self, window: Window, followed: Followed) -> None:
-        """Add the next frames. These are the frames at the start of the window. The arguments are
-        valid only during the call.
+        """Add the next frames: the frames at the start of the window. The arguments are valid only
+        during the call.
         """
         rows, times = followed.rows, followed.requests.store_timestamp
         if not self.count:
-            # The row has the position of the frame. In a DLedger log, the window begins at the head
-            # before the frame.
+            # In a DLedger log, a stretch starts at the head before its first frame. The window
+            # begins at this head, but the row has the position of the frame.
             self.start = window.base
             self.first_time = int(times[0])
         self.end = window.base + int(rows[-1, arrays.POSITION]) + int(rows[-1, arrays.SIZE])
@@ -298,8 +298,8 @@ class StretchReader:
     def _head_before(self, place: int, base: int) -> int:
         """Return the offset of the DLedger head before a frame, or ``place`` if there is no head.
 
-        The returned offset must be the end of the previous stretch, because a stretch can replace a
-        part of the walk only if it starts exactly where the previous part ends.
+        A stretch can replace a part of the walk only if it starts exactly where the previous part
+        ends. So the returned offset must be the end of the previous stretch.
         """
         at = place - ENTRY_HEAD.size
         if at < base or not self._log.has_heads:

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @lru_cache(256)
 def _logged(about: str) -> list[str]:
-    """Return a list with the warning that was logged about a thing; empty if none was logged."""
+    """Return the cached list of the warnings about a thing: one warning, or none."""
     return []
 
 
@@ -114,9 +114,7 @@ def quarantine(root: Path, *parts: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class QueueForm:
-    """The folder (``root``) of a topic's queues, the bytes of an entry, and the bytes of a queue
-    file.
-    """
+    """The folder of a topic's queues (``root``), and the sizes of an entry and of a queue file."""
 
     root: str
     entry_size: int
@@ -203,8 +201,8 @@ def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
     """
     sizes = {file.size for files in sequences for file in files if file.size}
     shown = shown_sizes(sequences)
-    # If the names of the files do not show the full size, it can be the size of any file. The full
-    # size can also be larger than all files, because all files may be short.
+    # If the names of the files do not show the full size, each size of a file can be the full size.
+    # A larger size can be the full size too, because all files may be short.
     return not sizes or size in (shown or sizes) or (not shown and size > max(sizes))
 
 
@@ -212,7 +210,7 @@ def shown_sizes(sequences: Sequence[Sequence[StoreFile]]) -> set[int]:
     """Return the sizes of files that are probably their full sizes.
 
     The distance between the names of two neighbouring files is the full size of the first file. So
-    a size is returned if some files have it, and two neighbouring names have it as their distance.
+    return each size of a file that is also the distance between two neighbouring names.
     """
     sizes = {file.size for files in sequences for file in files if file.size}
     return sizes & {b.base - a.base for files in sequences for a, b in pairwise(files)}
@@ -226,8 +224,8 @@ def size_of(files: tuple[StoreFile, ...]) -> int:
     if shown:
         # A file of another store can have another size, and a name between the names of two files.
         return max(shown, key=lambda size: (shown[size], -size))
-    # The distance between two files' names is the exact size if no file is missing between them.
-    # If files are missing, it is a multiple of the size.
+    # The distance between two files' names is the exact size if no file is missing between them. If
+    # files are missing, the distance is a multiple of the size.
     return min(steps) if steps and any(f.size == min(steps) for f in files) else largest
 
 
@@ -346,8 +344,10 @@ def require_target(filesystem: FileSystem, path: str) -> None:
 def require_queue_links(
     filesystem: FileSystem, topic: str, queue_id: int, files: Iterable[StoreFile] = ()
 ) -> None:
-    """Raise BrokenLink if a queue's folder or one of its listed files is a broken link, and
-    StoreNotFound if one of ``files`` is not a regular file, for example a pipe.
+    """Check a queue's folder and files for broken links and names that are not regular files.
+
+    Raises BrokenLink if the folder or a listed file is a broken link, and StoreNotFound if one of
+    ``files`` is not a regular file, for example a pipe.
     """
     for file in files:
         # If a path is not a regular file, the list of files shows it as an empty file.

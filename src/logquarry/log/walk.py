@@ -310,8 +310,8 @@ class LogReader(LogBytes):
             if not count:
                 return broken(UNREADABLE, fault.words)
         if count:
-            # The next window will have about as many frames as this window. So make the table for
-            # the next window a quarter larger than this number.
+            # The next window will have about as many frames as this window. So make its table a
+            # quarter larger than this window needs.
             self._rows_hint = max(_LEAST_ROWS, count * 2 if code == TABLE_FULL else count * 5 // 4)
             view = self.view(file)
             mapped = view if view.is_mapped else None

@@ -10,13 +10,12 @@ slave has no bytes, and the master chooses where to start. Each later report ack
 before its offset. A transfer can end in the middle of a frame.
 
 The caller passes received bytes and the time, and gets events and the bytes to send. The network
-can divide the bytes of a transfer at any place. How they are divided changes only the number of
-events.
+can divide the bytes of a transfer at any place. The division changes only the number of events.
 
 A connection keeps received bytes only if they are an incomplete header or an incomplete report. If
 a peer sends invalid bytes, :class:`~logquarry.errors.ProtocolViolation` is raised. A slave's report
-ends the wait of a put only if the master has sent the bytes of the put's message over this
-connection. A slave accepts only bytes that directly follow its own last byte.
+can end the wait of a put only for a message that the master has sent over this connection. A slave
+accepts only bytes that directly follow its own last byte.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from logquarry.text import counted
 class MasterConnection:
     """A master's side of one connection (``HAConnection``). Not thread-safe.
 
-    Times are in milliseconds of a monotonic clock. The slave has reported that it has all bytes
-    before the physical offset ``acknowledged``, which is None before the first report.
+    Times are in milliseconds of a monotonic clock. ``acknowledged`` is a physical offset: the slave
+    has reported that it has all bytes before this offset. It is None before the first report.
     """
 
     def __init__(
@@ -53,9 +52,9 @@ class MasterConnection:
         self._has_caught_up = False
         rate, portion = self._limits.bytes_per_second, self._limits.transfer_size
         if rate is not None:
-            # A portion is the number of bytes sent at once. A portion must be so small that the
-            # rate allows one portion in each heartbeat interval: otherwise, a heartbeat between two
-            # portions would tell the slave that it has the whole log.
+            # A portion is the number of bytes sent at once. The rate must allow one portion in each
+            # heartbeat interval. Otherwise, a heartbeat between two portions would tell the slave
+            # that it has the whole log.
             portion = max(1, min(portion, rate * self._times.heartbeat_ms // 1_000))
         self._bucket = Bucket(rate, portion, now_ms)
 
@@ -156,8 +155,8 @@ class MasterConnection:
             reason = f"the slave sent no report for {self._times.housekeeping_ms} ms"
             return [ha.ConnectionEnded(reason)]
         if self.state is ha.MasterState.TRANSFERRING:
-            # As soon as the whole log is sent for the first time, send a heartbeat, so that the
-            # slave learns that it has all of the log.
+            # When the whole log is sent for the first time, send a heartbeat at once. It tells the
+            # slave that it has the whole log.
             first = not self._has_caught_up and self._next >= log.max_offset
             if first or now_ms - self._said_ms > self._times.heartbeat_ms:
                 self._said_ms = now_ms

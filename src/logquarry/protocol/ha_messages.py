@@ -204,9 +204,9 @@ class SlaveRequested(NamedTuple):
 class SlaveAcknowledged(NamedTuple):
     """The slave has reported that it has all bytes before ``offset``.
 
-    Over this connection, the master began to send at physical offset ``since``. The slave had the
-    bytes before ``since`` already, and they may differ from the master's. So a put that waits for a
-    slave must not end because of these bytes.
+    ``since`` is the physical offset at which the master began to send over this connection. The
+    slave had the bytes before ``since`` already, and these may differ from the bytes of the master.
+    So a put that waits for a slave must not end because of these bytes.
     """
 
     offset: int

@@ -7,7 +7,7 @@ This module is compiled to C if a C compiler is available at the installation.
     [length 4][type 1, header length 3][header][body]       length: all bytes after this field
 
 The header is JSON (type 0) or RocketMQ's binary form (type 1). The header of an answer has the same
-form and the same ``opaque`` as the header of the request; in an answer, the lowest bit of ``flag``
+form and the same ``opaque`` as the header of the request. In an answer, the lowest bit of ``flag``
 is set. :mod:`logquarry.protocol.remoting_codes` lists the codes and their fields.
 """
 

@@ -58,16 +58,16 @@ _TOPIC: Final = (
 class RequestCode(IntEnum):
     """The requests of RocketMQ, with the header fields that logquarry reads.
 
-    ``where`` is ``broker`` or ``names`` if logquarry's broker or name server answers the request.
-    ``where`` is ``client`` if the broker sends the request to clients, and empty if logquarry does
-    not support the request.
+    ``where`` is ``broker`` if logquarry's broker answers the request, ``names`` if its name server
+    does, and ``client`` if the broker sends the request to clients. If logquarry does not support
+    the request, ``where`` is empty.
     """
 
     where: str
     fields: tuple[HeaderField, ...]
 
     def __new__(cls, code: int, where: str = "", words: str = "", keys: str = "") -> Self:
-        """Return a new member. :func:`_fields` describes ``words`` and ``keys``."""
+        """Return a new member of the enum. :func:`_fields` describes ``words`` and ``keys``."""
         member = int.__new__(cls, code)
         member._value_ = code
         member.where = where
@@ -268,7 +268,7 @@ def parse(code: int, ext_fields: Mapping[str, str]) -> dict[str, Any]:
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
-    """Parse the body of a request. Raises Refused if it is no JSON object, or too large."""
+    """Parse the body of a request. Raises Refused if the body is too large or no JSON object."""
     if len(body) > _LARGEST_BODY:
         raise Refused(f"the body has {len(body)} bytes; a document has at most {_LARGEST_BODY}")
     try:

@@ -256,7 +256,7 @@ def decode_json(header: bytes, body: bytes) -> RemotingCommand:
         raise ValueError("its extFields are not a JSON object")
     else:
         try:
-            # join() raises TypeError unless all values are strings; this check is the fastest.
+            # join() is the fastest check for strings: any other value raises TypeError.
             "".join(fields.values())
         except TypeError:
             fields = _texts(fields)
@@ -283,8 +283,8 @@ def _is_int(value: Any) -> bool:
 def scan_json(header: bytes) -> Any:
     """Parse a header. Return None if the header is not standard JSON.
 
-    If compiled, also return None if it contains other values than strings, integers, and one level
-    of nested objects. Raises ValueError if a string is not UTF-8.
+    The compiled function accepts only strings, integers and one level of nested objects, and else
+    also returns None. Raises ValueError if a string is not UTF-8.
     """
     if cython.compiled:
         scan.at = PyBytes_AS_STRING(header)
@@ -304,8 +304,8 @@ def scan_json(header: bytes) -> Any:
 
 
 def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
-    """Parse an object. Return None if only the module json can parse it. Only the compiled module
-    calls this function.
+    """Parse an object. Return None if only the module json can parse the object. Only the compiled
+    module calls this function.
     """
     found: dict[str, Any] = {}
     if scan.at == scan.end or scan.at[0] != b"{":
@@ -447,7 +447,7 @@ BOOL: Final = 1
 class HeaderField(NamedTuple):
     """A header field of a request.
 
-    ``kind`` is TEXT, BOOL, or, for a signed integer, its number of bits without the sign: 31 or 63.
+    ``kind`` is TEXT, BOOL, or the number of bits (without the sign) of an integer: 31 or 63.
     ``key`` is the field's name in the header. ``default`` is the value of a missing field, or
     REQUIRED if the field must not be missing.
     """

@@ -1,9 +1,9 @@
 """Reads batch queues of RocketMQ 5 (``BatchConsumeQueue``).
 
-An entry covers the queue offsets of all messages in one frame. Callers of a
-:class:`~logquarry.read.queue.Queue` expect one entry per queue offset, so :class:`BatchQueue` makes
-one entry per message, a *unit*, from each stored entry. Reads skip an entry if it was never
-written, or if one of its queue offsets is also in an earlier entry.
+A stored entry covers the queue offsets of all messages in one frame. Callers of a
+:class:`~logquarry.read.queue.Queue` expect one entry per queue offset. So :class:`BatchQueue`
+divides each stored entry into *units*: entries for one message each. Reads skip a stored entry if
+it was never written, or if one of its queue offsets is also in an earlier entry.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ def queue_entry_of(entry: np.void) -> QueueEntry:
 
 def own_messages(entries: BatchEntries) -> BatchEntries:
     """Remove the queue offsets of lost messages from each entry.
-    ``write.queue_writer.without_gaps`` has added these queue offsets at the entry's start, and
-    their number is in the field ``reserved``.
+
+    ``write.queue_writer.without_gaps`` has added these queue offsets at the entry's start. The
+    field ``reserved`` contains the number of added queue offsets.
     """
     lost = entries["reserved"].astype(np.int64)
     lost = np.where((lost > 0) & (lost <= entries["count"]), lost, 0)
@@ -83,8 +84,10 @@ def frames_in(places: Int64, *, is_batch: bool) -> tuple[Int64, Int64]:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Entries of one file, the first queue offset of each entry (``starts``), and the end of its
-    queue offsets (``stops``, exclusive).
+    """Entries of one file, with their queue offsets.
+
+    ``starts`` contains the first queue offset of each entry, ``stops`` the queue offset after the
+    entry's last one.
     """
 
     entries: BatchEntries
@@ -99,8 +102,8 @@ class Spans:
         entries = own_messages(entries[is_batch_written(entries)])
         entries = entries[entries["count"] > 0]
         starts = entries["base"].astype(np.int64)
-        # Omit entries whose first queue offset is so large, because of damage, that adding the
-        # count would overflow.
+        # Damage can make the first queue offset of an entry so large that adding the count would
+        # overflow. Omit such entries.
         sane = starts <= java.LONG_MAX - np.iinfo(np.int16).max
         if not sane.all():
             entries, starts = entries[sane], starts[sane]
@@ -113,8 +116,8 @@ class Spans:
         return cls(entries, starts, stops)
 
     def units(self, first: int, last: int) -> Iterator[tuple[int, Units]]:
-        """Yield arrays with one unit per queue offset, and the first queue offset of each array. A
-        new array begins after a gap between queue offsets, or if an array becomes too long.
+        """Yield pairs: a queue offset, and an array of the units from this queue offset on. A new
+        array begins after a gap between queue offsets, or if an array becomes too long.
         """
         for offset, part, counts in self._parts(first, last):
             units = np.empty(len(part), UNIT_DTYPE)
@@ -171,8 +174,8 @@ class BatchQueue(FileQueue):
     def min_offset(self) -> int:
         """The first queue offset whose frame is still in the log (``correctMinOffset``).
 
-        QUIRK: only the first file is read. If the log has none of the frames that entries of the
-        first file point to, the min offset is the queue offset after the file's last entry.
+        QUIRK: only the first file is read. If the log no longer has any frame of this file's
+        entries, the min offset is the queue offset after the file's last entry.
         """
         spans = self._of_file(0) if self.files else None
         if spans is None or not len(spans.starts):
@@ -268,8 +271,8 @@ class BatchQueue(FileQueue):
         entries = self._written(index)
         entries = entries[is_batch_written(entries)]
         first = entries["base"].astype(np.int64)
-        # If an entry covers the queue offset, log no warning: a recovery has added the lost message
-        # to this entry, and has reported the loss.
+        # If an entry covers the queue offset, log no warning: a recovery has added the queue offset
+        # of the lost message to this entry, and has reported the loss.
         is_known = (first <= offset) & (offset - first < entries["count"])
         if not is_known.any():
             path = self._layout.filesystem.full_path(self.files[index].path)

@@ -2,8 +2,7 @@
 checks with samples whether the consume queues belong to the log.
 
 If a log file was replaced by a file of another store, its frames can by chance begin at the
-physical offsets in the queue entries. The frames then belong to other topics than the queues that
-point to them.
+physical offsets in the queue entries. But these frames then have other topics than the queues.
 """
 
 from __future__ import annotations
@@ -178,11 +177,10 @@ class CommitLog:
         return hot
 
     def reaches(self, end: int) -> bool:
-        """Whether the log file that was read last still contains all its bytes before a physical
-        offset.
+        """Whether the log file that was read last still reaches to the physical offset ``end``.
 
-        If bytes are missing, another program has truncated the file, and reading these bytes of the
-        view would raise SIGBUS.
+        If the file is shorter, another program has truncated it. Reading the missing bytes through
+        the view would raise SIGBUS.
         """
         file = self._hot_file
         return file is None or self._reader.reaches(file.path, end - file.base)
@@ -229,7 +227,7 @@ class CommitLog:
             found = Damage(DamageKind.TRUNCATED, reason)
         else:
             found = frame.decode_at(data, 0, base=offset, end=room, check_crc=check_crc)
-        # A page can be lost while it is read, so this check comes last.
+        # Check for unreadable bytes last: a page can become unreadable while the frame is read.
         return self.unreadable_at(offset, len(data)) or found
 
     def sound_frame_at(self, offset: int, *, check_crc: bool = True) -> Frame | None:
@@ -262,8 +260,9 @@ class CommitLog:
         raise self._explained(offset, outcome)
 
     def missing_file(self, offset: int) -> CorruptFrame | None:
-        """Return an error if the path of the log file for an offset leads to something that is not
-        a file, for example a pipe, a folder or a missing disk. Else return None.
+        """Return an error if the log file for an offset is not a file; else None.
+
+        For example, the file's path can lead to a pipe, a folder or a missing disk.
         """
         file = self.files.at(offset)
         # In the list of files, such a path has the size 0.
@@ -310,7 +309,8 @@ class CommitLog:
         return None
 
     def end_of_lost_file(self, offset: int) -> int | None:
-        """Return the end of the log file for an offset, if this file is missing or too short.
+        """Return the end of the log file that should contain an offset, if this file is missing or
+        too short.
 
         Return None if the log has the offset, or if the offset is after the last file.
         """
@@ -405,7 +405,8 @@ class CommitLog:
 
 T = TypeVar("T")
 _MOST_FRAMES: Final = 32
-"""Maximum number of frames that a check reads for the wanted queues, and for the log files."""
+"""A check reads at most this number of frames for the wanted queues, and as many for the log files.
+"""
 
 
 def do_queues_fit(

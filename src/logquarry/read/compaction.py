@@ -145,8 +145,10 @@ class CompactedGets:
 
 
 class CompactionFault(NamedTuple):
-    """A damaged or missing message of a compacted log. The fields are the path, the offset and the
-    size to which the entry points, and a description of the fault.
+    """A damaged or missing message of a compacted log.
+
+    An entry points to ``size`` bytes at the physical offset ``offset`` of the compacted log.
+    ``path`` is the file with this offset; the log's folder if there is no such file.
     """
 
     path: str

@@ -177,8 +177,9 @@ def rocksdb_config(layout: StoreLayout) -> Feature | None:
 
 
 def lacks_files(feature: Feature) -> bool:
-    """Whether the feature ROCKSDB_STORE is known only from ``CURRENT`` or a manifest, because the
-    tables of RocksDB are lost.
+    """Whether the tables of RocksDB are lost, and only ``CURRENT`` or a manifest shows the feature.
+
+    ``feature`` is ROCKSDB_STORE.
     """
     return any(path.endswith(f"/{CURRENT}") or "/MANIFEST-" in path for path in feature.evidence)
 
@@ -222,7 +223,7 @@ class _Finder:
         """Return the kind of each topic's queues, and add the features that the kinds imply."""
         kinds: dict[str, QueueKind] = {topic: "simple" for topic, _ in self._layout.queue_names}
         # A rebuild makes the queues in its own folder, and then renames them. If the rebuild was
-        # interrupted in between, the queues are still in that folder.
+        # interrupted before it renamed the queues, they are still in that folder.
         found = rocksdb_folders(self._layout) or rocksdb_folders(self._layout, f"{REBUILD}/")
         in_rocksdb = tuple(f"{folder}/{CURRENT}" for folder in found)
         if in_rocksdb:
@@ -389,10 +390,10 @@ class _Finder:
             self._add(LOG_PATH, ("storePathCommitLog",), f"the broker keeps the log in {path}")
 
     def _is_own_log(self, path: str) -> bool:
-        """Whether a configured path means this store's ``commitlog/``.
+        """Whether a configured path is the path of this store's ``commitlog/``.
 
-        The store may have been copied from another place. So a path in another place is accepted
-        too, if it ends with the name of the store's folder and ``/commitlog``.
+        The store may have been copied, so its configuration may have the original path. A path in
+        another place is accepted if it ends with the name of the store's folder and ``/commitlog``.
         """
         root = setting(self._config, "storePathRootDir").rstrip("/")
         folder = self._layout.root.rstrip("/").rpartition("/")[2]

@@ -154,8 +154,8 @@ def refusal(
         return _error(layout.root, feature, action)
     # If a store was not shut down cleanly, a writer recovers it first.
     if mode == "rocketmq" and action in (Action.WRITE, Action.LOAD, Action.RECOVER):
-        # If no folder has log files, the log is not in another folder, but lost. Allow the
-        # recovery, because it reports the loss.
+        # If no folder has log files, the log is lost. Allow the recovery, because it reports the
+        # loss.
         fits = {names.LOG_ELSEWHERE} if layout.log_folders.feature is None else set()
         unfit = _NOT_AS_ROCKETMQ - fits
         other = next((one for one in found.features if one.name in unfit), None)

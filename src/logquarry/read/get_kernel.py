@@ -1,10 +1,10 @@
 """Answers ``getMessage`` with one call of a compiled kernel. This module is compiled too, if
 possible.
 
-The kernel reads the queue's entries and the log's bytes directly from the maps of the files. The
-kernel gives up if it finds damage or deleted messages, or if a file ends inside the answer. Then
-:func:`logquarry.read.get_message.get_message`, which is written in pure Python, answers the get. It
-is called the reference.
+The kernel reads the queue's entries and the log's bytes directly from the memory-mapped files. The
+kernel gives up if it finds damage, a deleted message, a filler or an inner batch, or if the answer
+needs bytes of more than one log file. Then :func:`logquarry.read.get_message.get_message`, which is
+written in pure Python, answers the get. This function is called the *reference*.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class KernelGet:
     Args:
         limits: maximum number of messages and bytes of one answer.
         broker: the ``broker`` of each message.
-        delay_levels_ms: delay of each level, for the messages' tags codes.
+        delay_levels_ms: delay of each level; needed for the tags codes of delayed messages.
     """
 
     # In the compiled module, the attributes below are C fields that the .pxd file declares.
@@ -176,9 +176,9 @@ class KernelGet:
         self._entries: dict[Queue, _Entries] = {}
         self._tags: dict[frozenset[str], _Tags | None] = {}
         self._at_hand: LogAtHand | None = None
-        # _in_memory: whether the limits for messages in memory apply to the whole log. _files is
-        # the list of the log's files for which this value was computed. If the log has another
-        # list, the value is computed again.
+        # If _in_memory is true, the limits for messages in memory apply to the whole log.
+        # _in_memory was computed for the list of log files in _files. If the log has another list,
+        # _in_memory is computed again.
         self._files: object = None
         self._in_memory = False
         # If this process writes the log, use the writer's list of files, which costs nothing to
@@ -394,8 +394,9 @@ class MessageGetter:
                 found = self.reference(queue, offset, max_count, tags)
             if lost() == before:
                 return found
-            # A page of a map was lost during this get (:mod:`logquarry.log.lost_pages`), so the
-            # answer may contain wrong bytes. Release the views, and read the messages again.
+            # A page of a mapped file became unreadable during this get
+            # (:mod:`logquarry.log.lost_pages`), so the answer may contain wrong bytes. Release the
+            # views, and read the messages again.
             self.release()
 
     def reference(

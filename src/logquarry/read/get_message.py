@@ -255,7 +255,7 @@ class GetMessageStatus(Enum):
 
 
 class GetResult(NamedTuple):
-    """The answer to a ``get`` (``GetMessageResult``). Only with FOUND, it has ``messages``."""
+    """The answer to a ``get`` (``GetMessageResult``), with ``messages`` if ``status`` is FOUND."""
 
     status: GetMessageStatus
     messages: Sequence[StoredMessage]

@@ -36,7 +36,9 @@ _MOST_ENTRIES: Final = 256
 """Maximum number of entries of the newest index file that :func:`find_tag_entries` reads."""
 
 _MOST_OLDER_ENTRIES: Final = 32
-"""The same for each older index file. A store of messages without tags can have many such files."""
+"""The same for each older index file. This number is small, because the function reads all index
+files if no message has a tag.
+"""
 
 
 class Index:
@@ -106,8 +108,8 @@ def has_index_tags(layout: StoreLayout, files: OpenFiles) -> bool:
     """Determine whether the index has tags (the setting ``index_tags``).
 
     If none of the newest messages in the index has a tag, the setting recorded in the store is
-    used. If no setting is recorded, the result depends on the folder ``rocksdbstore/``, which
-    brokers create since 5.4.0: if the store has this folder, the index is assumed to have tags.
+    used. If no setting is recorded, the index is assumed to have tags if the store has the folder
+    ``rocksdbstore/``. Brokers since 5.4.0 create this folder.
     """
     found = find_tag_entries(layout, files)
     if found is not None:
@@ -135,8 +137,7 @@ def find_tag_entries(layout: StoreLayout, files: OpenFiles) -> TagEntries | None
         for at in range(0, len(data) - index.ENTRY.size + 1, index.ENTRY.size):
             entry = index.decode_entry(data, at)
             hashes[entry.physical_offset].add(entry.key_hash)
-        # Skip the message of the first entry that was read, because the entry for its tag may be an
-        # earlier entry, which was not read.
+        # Skip the first message: the entry for its tag may be before the entries that were read.
         is_known = False
         for offset, found in list(hashes.items())[1:]:
             has_tag = _has_tag(log, offset, found)
@@ -236,7 +237,7 @@ def search_log(
 
 def has_key(frame: Frame, topic: str, key: str) -> bool:
     """Whether a message has the topic, and the key is its UNIQ_KEY or a word of its KEYS. False for
-    ROLLBACK, which RocketMQ does not index.
+    a ROLLBACK message, because RocketMQ does not index such messages.
     """
     message = StoredMessage(frame)
     if sys_flag.transaction_type(frame.sys_flag) == sys_flag.TRANSACTION_ROLLBACK:

@@ -33,8 +33,8 @@ _MOST_CHECKED: Final = 4_096
 _MOST_GUESSES: Final = 20_000
 _LARGEST_SEARCHED: Final = 512 << 20
 _ENOUGH: Final = 0.9
-"""The minimum share of the entries (0 to 1) that a number of slots must fit, if no number of slots
-fits all entries.
+"""If no number of slots makes all entries valid, a number of slots is accepted if it makes at least
+this share of the entries valid (0 to 1).
 """
 
 _ENTRIES_A_SLOT: Final = index.DEFAULT_SHAPE.entries // index.DEFAULT_SHAPE.slots
@@ -101,7 +101,10 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
     remainder = words % _ENTRY_WORDS
 
     def from_last_word(word: int) -> int:
-        """Return the number of slots for which the word at this index belongs to the last entry."""
+        """Return the number of slots that the file has if its last entry contains this word.
+
+        ``word`` is the number of a word after the header.
+        """
         before = word - last * _ENTRY_WORDS
         return before - (before - remainder) % _ENTRY_WORDS
 
@@ -110,15 +113,14 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
         if word is not None:
             yield from_last_word(word)
         # The last nonzero word may belong to an entry that a writer has added but not counted in
-        # the header yet. So also try all words that contain the same physical offset as the
-        # header's end offset.
+        # the header yet. So also search the file for the header's end offset: the last entry
+        # contains this physical offset. Try each word where the search finds it.
         yield from map(from_last_word, _words_with(data, header.end_offset))
 
     yield from (slots for slots in guesses() if 1 <= slots <= most)
     # The header counts used slots. Usually, the number of slots is not smaller than this count, so
-    # search from the count on first. But the number of slots can be smaller than the count, because
-    # RocketMQ before 4.7 counted keys in this field. A later version adds its used slots to that
-    # count.
+    # search from the count on first. But the number of slots can be smaller than the count: before
+    # 4.7, RocketMQ counted keys in this field, and a later version adds its used slots to them.
     stop = most + 1
     for least in (header.slots_used, 1):
         first = max(1, min(least, most))
@@ -237,9 +239,7 @@ class IndexFile:
         return self.is_empty or self.shape is not None
 
     def is_time_matched(self, begin: int, end: int) -> bool:
-        """Whether the file can have keys of messages with a store time between ``begin`` and
-        ``end``.
-        """
+        """Whether the file can have keys of messages stored between ``begin`` and ``end``."""
         header = self.header
         first, last = header.begin_timestamp, header.end_timestamp
         if begin < first and end > last:
@@ -351,9 +351,9 @@ def _hashes(topic: str, key: str) -> tuple[int, int]:
 LARGEST_MESSAGE: Final = 64 << 20
 _ENTRIES_AT_ONCE: Final = 1 << 20
 _LEAST_APART: Final = 2
-"""If the last message in the index starts a file or more after the log's end, at least this number
-of messages in the index must start after the log's end. If there are fewer, the index is ignored,
-because a single such entry may be damaged.
+"""Minimum number of messages in the index that must start after the log's end, if the last of them
+is at least the size of a log file after the log's end. If there are fewer, the index is ignored: a
+single entry with such an offset may be damaged.
 """
 
 

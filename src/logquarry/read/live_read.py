@@ -35,8 +35,9 @@ _Files = tuple[tuple[int, ...], int, int]
 
 
 class ServedLog(Protocol):
-    """The interface through which the delivery of delayed messages and the transaction checks read
-    the log and the queues of an open store.
+    """The log and the queues of an open store, as far as other code reads them.
+
+    The readers are the delivery of delayed messages and the transaction checks.
     """
 
     def queue_ids(self, topic: str) -> Iterable[int]:
@@ -162,8 +163,8 @@ class LiveQueue(LiveBounds, _LiveFiles):
         # True if RocketMQ 5 wrote the store. If all messages of a queue have expired, the min
         # offset is the max offset in such a store, and 0 in any other store.
         self._is_5 = is_5
-        # The cached min offset, as a pair. The first item is (start of the queue's first file,
-        # start of the log) at the time of the computation. The second item is the min offset.
+        # The cached min offset, as a pair. The first item is the pair (start of the queue's first
+        # file, start of the log) for which the min offset was computed, the second the min offset.
         self._min: tuple[tuple[int, int], int] | None = None
         self._low = None, None, 0
 

@@ -104,10 +104,10 @@ def last_entries(
 
     If a message in the index is later than all messages in queues, an entry for that message comes
     first, because the queues' last entries may be lost too. Of the queues in RocksDB, the function
-    reads only the 64 whose last messages have the highest physical offsets. If an entry's message
-    would end more than the size of a log file after the log's end, the entry may be damaged, and
-    the function omits it. But if the last two entries of a queue both point after the log's last
-    file, log files are missing, and the function does not omit the last entry.
+    reads only the 64 whose last messages have the highest physical offsets. A last entry may be
+    damaged if its message ends far after the log's last file, by more than the size of a log file.
+    The function omits such an entry. But if the queue's last two entries both point after the log's
+    last file, log files are missing, and the function returns the last entry.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
@@ -165,8 +165,8 @@ def log_bound(layout: StoreLayout, entries: FindEntries | None = None) -> int | 
 
     - a process has the store open for writing;
     - there is no durable offset, and no queue has an entry;
-    - there is no durable offset, an ``abort`` file shows a crash, and no queue entry points to a
-      missing or empty file after the log's last file.
+    - there is no durable offset, an ``abort`` file shows a crash, and no last files of the log are
+      known to be lost (:func:`missing_end`).
     """
     if layout.has_abort and layout.is_live():
         return None
@@ -253,8 +253,8 @@ class LogFrontier:
     - if the store was shut down cleanly: the end of the chain of frames that starts after the last
       message that a queue entry points to.
 
-    With ``skips_damage``, a reader continues after damage. Then the log of a store that was shut
-    down cleanly ends at the first break in its last file, where RocketMQ would cut the log.
+    With ``skips_damage``, a reader continues after damage. If the store was shut down cleanly, the
+    known end is then the first break in the log's last file, where RocketMQ would cut the log.
     """
 
     def __init__(self, *, skips_damage: bool = False) -> None:
@@ -315,8 +315,8 @@ class LogFrontier:
         except ValueError:
             checkpoint = None
         seen, end = self._closed
-        # Also check that the chain of frames still ends at the cached end, because a program that
-        # makes backups may change the files in place.
+        # A backup program may change the files in place. So also check that the chain of frames
+        # still ends at the cached end.
         if seen == (files, checkpoint) and LogReader(layout).chain_end(end) == end:
             return end
         entries = last_entries(layout)
@@ -338,8 +338,8 @@ class LogFrontier:
         log = layout.commit_log
         reader = LogReader(layout, live=True)
         # Start in the last file with a frame, even if the known offset is in an earlier file. All
-        # bytes before this file are part of the log. Whether they are frames or damage is checked
-        # later, when a reader reads them.
+        # bytes before this file are part of the log. A reader of these bytes checks later whether
+        # they are frames or damage.
         start = last_file_start(layout)
         start = log.start if start is None else start
         at = known if start <= known < log.end else start

@@ -29,8 +29,8 @@ _CHUNK: Final = 1 << 20
 
 
 class UnitCount(NamedTuple):
-    """The number of messages to which some entries point, their total bytes, and the largest size.
-    ``end`` is the physical offset after the last of these messages.
+    """The messages to which some entries point: their number, their total bytes, and the largest
+    size. ``end`` is the physical offset after the last of these messages.
     """
 
     messages: int = 0
@@ -168,8 +168,8 @@ class RetainedCounter:
     def _drop(queue: Queue, known: _Counted, log_start: int, log_end: int) -> None:
         """Count the oldest queue files again, after retention has moved the log's start.
 
-        Forget files without a message in the log. Stop after the first file that has lost no
-        message.
+        Delete the counts of files without a message in the log. Stop after the first file whose
+        first message is still in the log.
         """
         room = queue.units_per_file
         for number in sorted(known.files):
@@ -338,8 +338,8 @@ def _spread(offsets: Int64, units: Units, counts: Int64 | None, rows: Int64) -> 
 
 
 def copies_of(message: StoredMessage, config: StoreConfig) -> Iterator[tuple[QueueKey, int]]:
-    """Yield the further queues in which multi-dispatch makes an entry for a message, each with the
-    message's queue offset there.
+    """Yield the further queues to which multi-dispatch adds a message, and its queue offset in each
+    of them.
     """
     if _only_carries(message):
         return iter(())
@@ -361,8 +361,8 @@ def named_copies(
 
 
 def _only_carries(message: StoredMessage) -> bool:
-    """Whether a message's properties for multi-dispatch are only a copy of another message's
-    properties, so that they do not add the message to further queues.
+    """Whether a message was not dispatched to the further queues that its properties list, because
+    these properties are a copy of another message's properties.
 
     RocketMQ 5 dispatches no message of a system topic to further queues. But a retried or delayed
     message, which is in a system topic, has the properties of the original message

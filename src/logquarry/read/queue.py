@@ -1,7 +1,7 @@
 """Reads consume queues, whose entries map queue offsets to physical offsets of messages.
 
-A read raises no error for damaged bytes. Except for :meth:`Queue.units`, a read of a range uses no
-more memory than the files have bytes, even if a damaged queue has a huge gap.
+A read raises no error for damaged bytes. Even if a damaged queue has a huge gap, a read uses no
+more memory than the size of the files. :meth:`Queue.units` is an exception.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Queue(ABC):
         return self.min_offset, self.max_offset
 
     def reaches(self, stop: int) -> bool:
-        """Whether the files still have all entries before a queue offset: no file was truncated."""
+        """Whether the file with the entry before ``stop`` still reaches to this queue offset."""
         return True
 
     @property
@@ -116,7 +116,7 @@ class Queue(ABC):
 
     def warn_of_gap(self, offset: int) -> None:  # noqa: B027
         """Warn that a reader leaves out a message, because the queue has no entry at an offset.
-        Only queues in files and in RocksDB warn.
+        Only the queues in files and in RocksDB log this warning.
         """
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, Records]]:
@@ -300,7 +300,7 @@ class FileQueue(Queue):
 
     @property
     def entry_end(self) -> int:
-        """The end of the last written entry, in entries from the queue's start."""
+        """The number of the entry after the last written entry."""
         if not self.files:
             return 0
         index, count = self._tail_position()
@@ -309,7 +309,7 @@ class FileQueue(Queue):
     max_offset = entry_end
 
     def file_bytes(self) -> Iterator[tuple[StoreFile, memoryview]]:
-        """Yield each file with its bytes before the start of the next file."""
+        """Yield each file and its bytes, but no bytes after the position of the next file."""
         for index, file in enumerate(self.files):
             yield file, self._reader.read(file.path, 0, self._room_of(index))
 
@@ -329,7 +329,7 @@ class FileQueue(Queue):
 
     @abstractmethod
     def _written_prefix(self, index: int, start: int) -> int:
-        """Return how many entries are before a file's first unwritten entry; at least ``start``."""
+        """Count the entries before a file's first unwritten entry at ``start`` or later."""
 
     def _room_of(self, index: int) -> int:
         room = self.sequence.file_size
@@ -454,7 +454,7 @@ class ConsumeQueue(FileQueue):
         warn_of_missing(self._layout.filesystem.full_path(path), offset)
 
     def warn_of_lost_end(self) -> None:
-        """Warn if entries follow shortly after the queue's end: a page of the file was lost."""
+        """Warn if there are entries shortly after the queue's end: an entry in between was lost."""
         index, count = self._tail_position()
         if not self.files or self._checked == (index, count) or self._layout.cut_end is not None:
             return

@@ -1,9 +1,9 @@
 """Reads the consume queues that RocketMQ 5 keeps in RocksDB (``RocksDBConsumeQueueStore``).
 
 A broker keeps its newest entries in memory, and writes them to the files of RocksDB at a clean
-shutdown, or when there are enough entries. RocksDB also records a physical offset, the dispatched
-end: RocksDB has the entries of all messages before it. For messages after the dispatched end,
-readers make the entries from the log.
+shutdown, or when there are enough entries. RocksDB also records a physical offset, the *dispatched
+end*. RocksDB has the entries of all messages before the dispatched end. For later messages, readers
+make the entries from the log.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class QueueDb:
         """Whether a queue has no entry at its last queue offset, although some of its messages have
         not expired. In this case, the entry was lost.
 
-        The broker writes the last entry and the end in one step. The broker deletes an entry only
-        if the message is before the log's start.
+        The broker writes the last entry and the queue's end in one step. The broker deletes an
+        entry only if the message is before the log's start.
         """
         last, place = self.bounds[key][1]
         if self.next_offset(*key, last, last + 1) == last:
@@ -216,7 +216,7 @@ def derived_queues(
 
 
 def _with_warnings(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield a walk's events, and warn of damage, because the queues lack the damaged messages."""
+    """Yield the events of a walk. Warn of damage: the queues lack the damaged messages."""
     for event in events:
         if isinstance(event, DamagedSpan) and not event.is_tail:
             end = "the queues end there" if event.ends_log else "the queues lack the messages there"
@@ -303,8 +303,7 @@ class RocksQueue(Queue):
         """Yield segments of at most 65,536 queue offsets, because RocksDB has no files for single
         queues.
 
-        Large gaps are skipped, so that a damaged bound cannot cause a nearly endless number of
-        segments.
+        Large gaps are skipped. Otherwise, a damaged bound could cause a huge number of segments.
         """
         at, stop = self.bounds()
         while at < stop:

@@ -45,8 +45,8 @@ walk.
 MOST_PLACES = 1 << 11
 
 WORTHWHILE = 0.5
-"""Largest share of the range's bytes for which a plan uses queues or the index. If more bytes must
-be read, a walk over the log is as fast.
+"""If a read needs a larger share (0 to 1) of the range's bytes, the plan does not use queues or the
+index, because a walk over the log is as fast.
 """
 
 
@@ -158,8 +158,8 @@ def plan_read(
 
 
 def _from_frame(parts: Sequence[Part], start: int | None) -> Sequence[Part]:
-    """Change the part that begins at ``start``, so that it reports damage if no frame begins there.
-    The other parts skip the bytes before their first frame, because the previous part reads them.
+    """Change the part that begins at ``start``: it must report damage if no frame begins there. All
+    other parts skip the bytes before their first frame, because the previous part reads them.
     """
     return [
         replace(part, resync=False) if isinstance(part, LogSplit) and part.start == start else part
@@ -406,7 +406,7 @@ class _QueuePlanner:
 
     def _slices(self, queue: ConsumeQueue, units: Units, min_parts: int) -> Iterator[QueueSlice]:
         """Yield the wanted entries of a queue in slices. The messages of a slice have at most
-        ``split_size`` bytes. The limit is lower if it would give fewer than ``min_parts`` slices.
+        ``split_size`` bytes, or fewer if this is needed to get ``min_parts`` slices.
         """
         if not self.selection.wanted.takes_queue(queue.topic, queue.queue_id):
             return
@@ -477,8 +477,8 @@ def _outside(places: tuple[int, ...], walked: list[LogSplit]) -> tuple[int, ...]
     if not walked:
         return places
     starts = np.array([split.start for split in walked], np.int64)
-    # For each range, use the largest stop of this range and all earlier ranges, because the tail
-    # and the range before it may overlap.
+    # The last range (the tail) may start before the previous range stops. So take, for each range,
+    # the largest stop of this range and all earlier ranges.
     stops = np.maximum.accumulate(np.array([split.stop for split in walked], np.int64))
     offsets = np.array(places, np.int64)
     before = np.searchsorted(starts, offsets, "right") - 1

@@ -1,11 +1,11 @@
 """Infers settings from a store's files. These settings determine the sizes of files, and which
 entries the queues and the index contain.
 
-A setting is taken from the first of these sources that determines it: the user's configuration, the
-files, the settings recorded in the store (:mod:`logquarry.log.earlier_writers`), RocketMQ's
-default.
-If the files contradict the configuration, the store is refused, because with wrong sizes, reads
-would miss messages, and writes would destroy entries.
+These sources are searched for a setting, in this order: the user's configuration, the files, the
+settings recorded in the store (:mod:`logquarry.log.earlier_writers`), RocketMQ's default.
+
+If the files contradict the configuration, the store is refused. With wrong sizes, reads would miss
+messages, and writes would destroy entries.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from logquarry.read.queue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
 _LEAST_LOG_FILE: Final = frame.FIXED_SIZE_V1 + 1 + frame.BLANK.size
-"""Bytes of the smallest log file that has room for a message: a topic has at least one byte, and a
-writer keeps the last bytes for a blank.
+"""Minimum size of a log file, in bytes: a message with a topic of one byte, and the blank for which
+a writer reserves the file's last bytes.
 """
 _MOST_QUEUES: Final = 256
 """Maximum number of queues whose last entry is read. There is a limit, because with LMQ (light
@@ -98,8 +98,8 @@ def _multi_dispatch(
     if has_lmq is None:
         has_lmq = found_lmq
     if has_lmq is None and config.enable_multi_dispatch is None:
-        # If LMQ is neither configured, nor recorded, nor visible in the messages, it stays unknown,
-        # and the names of queues decide later.
+        # Use the recorded setting. If none is recorded, LMQ is on if multi-dispatch is on. Else LMQ
+        # stays unknown, and the names of queues decide later.
         has_lmq = layout.kept_settings.get("enable_lmq", True if is_on else None)
     return {"enable_multi_dispatch": is_on, "enable_lmq": has_lmq}
 
@@ -115,7 +115,7 @@ def with_sizes(
 
     Raises UsageError if the files contradict the settings. Delay levels are completed too, because
     with wrong levels the times in the schedule queues would look wrong. If ``lasts`` is given, it
-    must have all queues.
+    must contain every queue of the store.
     """
     if layout is None:
         config = config.in_dialect(config.dialect or DIALECTS[0])
@@ -225,12 +225,12 @@ def _inferred_log_size(layout: StoreLayout, lasts: LastEntries | None) -> int | 
 
 
 def _is_cut_short(layout: StoreLayout, lasts: LastEntries | None) -> bool:
-    """Whether the only file of the log is shorter than its writer made it.
+    """Whether the log has only one file, and this file has lost its end.
 
-    The last bytes of a complete log file are zeros, a blank, or old bytes after a blank. So if they
-    are neither zeros nor a blank, the file may be cut short. The result is then true under two more
-    conditions: a queue points to a message whose end is not in the file, and the file has no blank.
-    A file with a blank is complete, and only later files are missing.
+    The last bytes of a complete log file are zeros, a blank, or old bytes after a blank. If the
+    last bytes are neither zeros nor a blank, the file may have lost its end. The result is then
+    true if two more conditions are met: a queue points to a message whose end is not in the file,
+    and the file has no blank. A file with a blank is complete, and only later files are missing.
     """
     log = layout.commit_log
     if len(log.files) != 1 or log.has_heads:
@@ -300,8 +300,8 @@ def require_own_settings(layout: StoreLayout, found: list[FileSequence] | None =
         found = layout.queue_files() if found is None else found
         queues = [queue.files for queue in found]
         sizes = [file.size for files in queues for file in files if file.size]
-        # If there are several files, and all have the same size, assume that it is the regular
-        # size. If files had been truncated, their sizes would differ.
+        # If several files have the same size, and no file has another size, assume that this size
+        # is right. If files had been truncated, their sizes would differ.
         shown = shown_sizes(queues) or (set(sizes) if sizes[1:] and len(set(sizes)) == 1 else set())
         if shown and config.queue_file_size not in shown:
             common = _common_size(found, queue_entry.UNIT_SIZE)
@@ -423,8 +423,8 @@ def _find_multi_dispatch(
     names = list(layout.queue_names)
     if len(names) > _MOST_QUEUES or any(topic.startswith(LMQ_PREFIX) for topic, _ in names):
         topics = layout.read_topics()
-        # Read LMQ queues first, then queues of topics that are not in topics.json, because
-        # multi-dispatch usually fills such queues, and the number of reads is limited.
+        # The number of reads is limited. So first read the queues that multi-dispatch usually
+        # fills: LMQ queues, then queues of topics that are not in topics.json.
         names.sort(key=lambda key: (not key[0].startswith(LMQ_PREFIX), key[0] in topics))
     known = {queue.key: last for queue, last in lasts.items() if isinstance(queue, ConsumeQueue)}
     is_on = False

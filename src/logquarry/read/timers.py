@@ -111,8 +111,8 @@ def timer_of(frame: Frame, queue_offset: int) -> Timer | None:
 class Timers:
     """The timer messages that still wait in one store; ``waiting`` maps queue offsets to them.
 
-    ``done`` maps the queue offset of each message that no longer waits to its slot time. ``stop``
-    is the queue offset after the last message that was added.
+    ``done`` has the slot times of the messages that wait no longer, by queue offset. ``stop`` is
+    the queue offset after the last message that was added.
     """
 
     def __init__(self) -> None:
@@ -142,8 +142,8 @@ class Timers:
         return found
 
     def delivered(self, frame: Frame) -> int | None:
-        """Remove the timer message whose delivered copy is in a frame, and return its queue offset.
-        Return None if the frame is no such copy.
+        """Remove the timer message whose delivered copy is ``frame``. Return the queue offset of
+        the timer message; None if the frame is not the copy of any waiting message.
         """
         topic = frame.topic.decode("utf-8", "replace")
         return self._take(_content(frame, topic, frame.queue_id), None)
@@ -200,8 +200,8 @@ def _drop(table: dict[K, list[int]], key: K, offset: int) -> None:
 
 
 def _content(frame: Frame, topic: str, queue_id: int) -> bytes:
-    """Return a digest of the body and fields that a timer message and its delivered copy have in
-    common.
+    """Return a digest of the body and of those fields that are the same in a timer message and its
+    delivered copy.
     """
     values = props.decode_bytes(frame.properties)
     kept = sorted(pair for pair in values.items() if pair[0] not in _CHANGES)
@@ -218,9 +218,8 @@ class Known(NamedTuple):
     if one of these contents shows two facts: the message was in the wheel, and its slot is before
     the read time. ``delivered`` contains the queue offsets of further messages that were delivered.
     No message with a queue offset before ``first`` waits. If ``since`` is not None, the caller
-    knows every delivery whose copy lies before this physical offset. If a message was in the wheel,
-    the caller also knows its delivery if the delivered copy is before the physical offset
-    ``wheel_since``.
+    knows all deliveries whose copy is before this physical offset. Of messages that were in the
+    wheel, the caller knows all deliveries whose copy is before the physical offset ``wheel_since``.
     """
 
     checks: Sequence[TimerCheck] = ()
@@ -230,7 +229,7 @@ class Known(NamedTuple):
     wheel_since: int = 0
 
     def counts(self, one: Timer) -> bool:
-        """Whether these facts show that a message was delivered."""
+        """Whether ``checks`` or ``delivered`` shows that a message was delivered."""
         return one.queue_offset in self.delivered or any(
             one.queue_offset < check.enqueued and one.slot_time < check.read_time
             for check in self.checks
@@ -359,11 +358,11 @@ def known_by(layout: StoreLayout, check: TimerCheck) -> Known:
 
 
 def delivered_since(layout: StoreLayout, check: TimerCheck) -> int:
-    """Return the physical offset at which a search for delivered copies must start, if the messages
-    were in the wheel. If a copy is before this offset, ``timercheck`` already shows the delivery.
+    """Return the physical offset at which to start a search for the delivered copies of messages in
+    the wheel. For copies before this offset, ``timercheck`` already shows the delivery.
 
-    The broker delivers the messages of a slot after the slot's time. So if a message's slot is at
-    the read time or later, none of the frames stored before the read time is its delivered copy.
+    The broker delivers the messages of a slot after the slot's time. So if a slot's time is the
+    read time or later, the delivered copies of its messages were not stored before the read time.
     The result is the start of a log file.
     """
     for file in reversed(layout.commit_log.files):
@@ -387,8 +386,10 @@ _PRECISIONS: Final = (1, 10, 100, 1000, 10_000)
 
 @dataclass(frozen=True, slots=True)
 class PendingTimers:
-    """Numbers of timer messages that wait: in slots of the wheel that are not delivered yet, and in
-    the queue but not in the wheel yet.
+    """Numbers of timer messages that wait.
+
+    ``in_wheel`` counts the messages in slots of the wheel that the broker has not delivered yet.
+    ``in_queue`` counts the messages in the queue that the broker has not added to the wheel yet.
     """
 
     in_wheel: int

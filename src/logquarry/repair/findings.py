@@ -354,8 +354,8 @@ class Finding:
 def finding(
     kind: str, file: str, offset: int, reason: str, length: int = 0, *, is_explained: bool = False
 ) -> Finding:
-    """Return a finding with the kind's severity. ``is_explained`` makes it a note: a crash or a
-    deletion explains the finding.
+    """Return a finding with the kind's severity. If a crash or a deletion explains the
+    finding (``is_explained``), the severity is ``note``.
     """
     severity: Severity = "note" if is_explained else KINDS[kind].severity
     return Finding(kind, severity, file, offset, length, reason)

@@ -133,7 +133,7 @@ class StoreQueues:
             self.forms.setdefault(queue.key, {})[type(queue)] = queue
 
     def could_not_read(self, error: CorruptFile) -> bool:
-        """If ``error`` is damage in the RocksDB of this store, record it. Return whether it is."""
+        """Record ``error`` and return True if it is damage in the RocksDB of this store."""
         db = self._db
         if db is None or self._layout.filesystem.full_path(db.folder) != error.path:
             return False

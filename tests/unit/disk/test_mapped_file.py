@@ -88,7 +88,7 @@ def test_a_call_does_not_extend_a_truncated_file(disk: FaultyDisk, tmp_path: Pat
     file = MappedFile(disk, tmp_path / "0", 0, SIZE)
     file.append(b"earlier messages")
     os.truncate(tmp_path / "0", 4)
-    with pytest.raises(StoreUnavailable, match=f"cut the file to 4 of {SIZE} bytes"):
+    with pytest.raises(StoreUnavailable, match=f"truncated the file to 4 of {SIZE} bytes"):
         file.write(memoryview(b"x"))
     assert (tmp_path / "0").stat().st_size == 4
     file.close()

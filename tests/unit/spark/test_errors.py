@@ -12,7 +12,9 @@ from logquarry.log.walk import DamagedSpan
 from logquarry.spark.jobs import explain, root_cause
 from logquarry.spark.worker import without_traceback
 
-SPAN = DamagedSpan(36796, 336, "bad_body_crc", "BODYCRC is 1, the body's is 2", "/s/commitlog/0024")
+SPAN = DamagedSpan(
+    36796, 336, "bad_body_crc", "BODYCRC is 1, but the body has the CRC 2", "/s/commitlog/0024"
+)
 
 
 def through_spark(error: Exception, before: str = "", after: str = "") -> Exception:

@@ -319,8 +319,8 @@ def gather(
 ) -> None:
     """Copy 32-bit fields to ``out32`` (fields, n). Multiply 64-bit fields by a factor, and copy
     them to ``out64``. ``most`` contains a limit for each 64-bit field, so that no product exceeds
-    64 bits. If the factor is not 1, a value above the limit is replaced by the limit, and a value
-    below the negative limit is replaced by the negative limit.
+    64 bits. If the factor is not 1, each value is first limited to the range from ``-limit`` to
+    ``limit``.
 
     One call copies all fields of a frame, because the processor then fetches the frame's head from
     memory only once.

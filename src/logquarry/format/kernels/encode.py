@@ -80,9 +80,9 @@ def encode_frames(
         topics: uint8; each topic follows its length. Topic i ends at ``topic_ends[i + 1]``.
         address, end, base: address of the file's first byte in memory, end of the file, and
             physical offset of the file's first byte.
-        now: store time of the messages in ms. If the earliest allowed store time of a message
-            (STORE_TIMESTAMP) is later than ``now``, this message and the messages after it get the
-            later time.
+        now: store time of the messages in ms. If STORE_TIMESTAMP of a message, its earliest
+            allowed store time, is later than ``now``, this message and all following messages get
+            STORE_TIMESTAMP.
         next_offsets: next queue offset of each queue; the kernel adds 1 to the offset for each
             message that takes a new queue offset.
     """
@@ -344,8 +344,8 @@ def place_staged(
     kernel adds the number of the copied frames to row 0 of ``placed``, and the size of these frames
     to row 1.
 
-    Returns the end of the copied frames among the staged frames, the end of their copies in the
-    file, the number of copied frames, and the reason why the copy ended.
+    Returns four numbers: the end of the copied frames among the staged frames, the end of their
+    copies in the file, the number of copied frames, and the reason why the copy ended.
     """
     count = 0
     first = position
@@ -387,9 +387,9 @@ def same_staged(
     """Compare the staged frames from ``start`` on with the frames in a file of the log from
     ``position`` on, and count the equal frames before the first difference.
 
-    Returns the position after the last equal frame among the staged frames, the position after it
-    in the file, and the number of equal frames. ``end`` is the position after the last written byte
-    of the file.
+    Returns three numbers: the position after the last equal staged frame, the position after the
+    last equal frame in the file, and the number of equal frames. ``end`` is the
+    position after the last written byte of the file.
     """
     count = 0
     while stop - start >= mem.FIXED_V1 and end - position >= mem.FIXED_V1:

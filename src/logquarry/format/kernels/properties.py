@@ -461,8 +461,8 @@ def property_strings(
 
 @kernel
 def look_into(count: int, at: Array, lengths: Array, odd: Array) -> None:
-    """Set ``odd`` to 1 for each string that contains a property because of which the store changes
-    the message (``message_rules.looked_at``).
+    """Set ``odd`` to 1 for each string with a property that makes the store change the message
+    (``message_rules.looked_at``).
 
     WAIT=true is the default, so this property does not count.
     """

@@ -26,15 +26,17 @@ from logquarry.text import counted
 
 # The limits MOST_GAP and MOST_OFFSET are defined in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
-"""Tolerance for a gap in the queue offsets. The lost bytes have room for a number of messages. The
-largest accepted gap is this number plus ``GAP_SLACK``.
+"""Tolerance for a gap in the queue offsets. The largest accepted gap is the number of messages for
+which the lost bytes have room, plus ``GAP_SLACK``.
 """
 SMALL_GAP: Final = 1 << 12
 """Largest gap that is accepted without lost bytes. An earlier salvage can leave such gaps."""
 MOST_MOVED: Final = 1 << 20
 """Maximum number of harmed queue offsets that a recovery corrects in one queue."""
 MOST_STRETCHES: Final = 16
-"""Maximum number of ranges of equally misplaced entries that verify reports for one queue."""
+"""Maximum number of findings of verify for misplaced entries of one queue. One finding is for
+consecutive entries whose messages have queue offsets that are wrong by the same number.
+"""
 _CLOCK_MS: Final = 1_000
 
 
@@ -266,8 +268,8 @@ def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
 
 
 def count_same(queue: Queue | None, offset: int, entries: Units, tags: TagsRule) -> int:
-    """Return how many of ``entries`` a queue has at consecutive queue offsets, beginning at
-    ``offset``. The count ends at the first entry that differs or is missing.
+    """Compare ``entries`` with the entries of a queue from the queue offset ``offset`` on. Return
+    the number of matching entries before the first entry that differs or is missing.
     """
     if queue is None:
         return 0
@@ -306,8 +308,8 @@ class SpanSet:
         bounds = np.array([(span.offset, span.end) for span in spans], np.int64).reshape(-1, 2)
         bounds = bounds[np.argsort(bounds[:, 0])]
         self._starts = bounds[:, 0]
-        # The first item applies to the offsets before the first span. No span contains these
-        # offsets, so the item is the lowest number.
+        # No span contains the offsets before the first span. So the first item, which is the end
+        # for these offsets, is the lowest number.
         self._ends = np.maximum.accumulate(np.append(np.int64(java.LONG_MIN), bounds[:, 1]))
 
     def mask(self, places: Int64) -> Bools:
@@ -331,8 +333,9 @@ def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
 
 
 def names_ends(header: IndexHeader, first: int, last: int) -> bool:
-    """Whether the begin and end offset in an index header are ``first`` and ``last``: the physical
-    offsets in the file's first and last entry.
+    """Whether an index header has the begin offset ``first`` and the end offset ``last``.
+
+    ``first`` and ``last`` are the physical offsets in the file's first and last entry.
     """
     return (header.begin_offset, header.end_offset) == (first, last)
 
@@ -356,7 +359,7 @@ def entry_text(entry: np.void) -> str:
 
 
 class EitherMap(Container[int]):
-    """A container of the physical offsets that are in at least one of several containers."""
+    """The union of several containers of physical offsets."""
 
     def __init__(self, *parts: Container[int]) -> None:
         self._parts = parts

@@ -58,8 +58,7 @@ def bridges(queue: FileQueue, log_start: int) -> tuple[dict[int, bytes], int]:
         for start, end in consecutive(unwritten):
             first, last = int(unwritten[start]), int(unwritten[end - 1]) + 1
             if last == len(entries):
-                # No entry follows in this part of the queue, so the bridge would have no neighbour
-                # after it.
+                # In this part of the queue, no written entry follows: do not make a bridge.
                 continue
             found = _cover(entries, first, last) if queue.is_batch else _FILLER * (last - first)
             if found:
@@ -78,9 +77,11 @@ def cut_bridges(
     If ``stop`` is at the end of a bridge or inside it, the bridge is the last part of the queue. A
     queue's last entry must not be a filler (:func:`stand_in`). So the function changes the last
     entry of this bridge: the entry then points to the byte before the log. In two cases, the
-    function removes this bridge instead, and the queue ends before it. In a batch queue, the
-    recovery cuts off the entry from which the bridge got its queue offsets. If the log begins at 0,
-    no message has expired.
+    function removes this bridge instead, and the queue ends before the bridge:
+
+    - The queue is a batch queue: the recovery cuts off the entry after the bridge, which determined
+      the queue offsets of the bridge.
+    - The log begins at 0: no message has expired.
     """
     left = {number: data for number, data in made.items() if number < stop}
     for last in sorted(left, reverse=True):
@@ -122,18 +123,19 @@ def stand_in(queue: FileQueue, layout: StoreLayout, files: OpenFiles, file_size:
 
     The end is sure only if it lies within the last file, and this file is whole. If the end is not
     sure, the consumer groups can show a later end, because a group never commits an offset after
-    the end. The result has no entries in three cases: nothing shows the end, the log begins at 0
-    (so no message has expired), or an entry points to a message that has not expired (so this
-    message is lost).
+    the end. The result has no entries in three cases:
+
+    - nothing shows the end;
+    - the log begins at 0, so no message has expired;
+    - an entry points to a message that has not expired: this message is lost.
 
     Each entry points to the byte before the log, like the entry of an expired message. In a consume
     queue, the entries begin at the start of a file, and reach the end of the old queue. In a batch
     queue, one entry shows the end.
 
-    QUIRK: these entries must not be fillers. RocketMQ adds the size in a queue's last entry to the
-    physical offset in this entry, and assumes that all messages before the resulting physical
-    offset are dispatched. For a filler, the result is 2 GiB - 1. So RocketMQ would dispatch no
-    message before 2 GiB, in any queue.
+    QUIRK: these entries must not be fillers. RocketMQ adds the physical offset and the size in a
+    queue's last entry. It assumes that all messages before this sum are dispatched. For a filler,
+    the sum is 2 GiB - 1. So RocketMQ would dispatch no message before 2 GiB, in any queue.
     """
     log_start = layout.commit_log.start
     last = _last_of_batches(queue, log_start) if queue.is_batch else _last(queue, log_start)
@@ -248,8 +250,8 @@ def _committed(layout: StoreLayout, key: QueueKey) -> int:
 def holes(queue: FileQueue, folder: str, log_start: int) -> Iterator[Finding]:
     """Yield one finding for the unwritten entries of a queue in ``folder``, if the queue has any.
 
-    In a batch queue, the function considers only unwritten entries after the queue's end, because
-    the search for spare entries finds the unwritten entries before the end.
+    In a batch queue, the function considers only unwritten entries after the queue's end. The
+    search for spare entries finds the other unwritten entries.
     """
     made, _ = bridges(queue, log_start)
     begin, size = queue.entry_end if queue.is_batch else 0, queue.sequence.file_size
@@ -280,8 +282,10 @@ def _parts(queue: FileQueue, log_start: int) -> Iterator[tuple[Int64, Records]]:
 
 
 def _cover(entries: BatchEntries, first: int, last: int) -> bytes:
-    """Return the entries of a bridge in a batch queue; b"" if the number of queue offsets between
-    the neighbours does not fit the number of these entries.
+    """Return the entries of a bridge in a batch queue.
+
+    The entries cover the queue offsets between the entries before and after the bridge. If there
+    are too few or too many queue offsets for the number of entries, the result is b"".
     """
     following = entries[last : last + 1].copy()
     end = int(following["base"][0])

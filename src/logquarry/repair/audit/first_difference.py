@@ -128,9 +128,9 @@ class QueueAudit(RightOffsets):
 
     def _known_from(self, start: int, stop: int, log_start: int, *, needs_all: bool = False) -> int:
         """Return the queue offset of the first entry from ``start`` to ``stop`` that a recovery
-        must remove; ``stop`` if there is none. With ``needs_all``, the result can also be the queue
-        offset of an entry that the queue lacks. Entries that point before ``log_start`` stay,
-        because their messages have expired.
+        must remove; ``stop`` if there is none. With ``needs_all``, the result can also be a queue
+        offset without an entry. Entries that point before ``log_start`` stay, because their
+        messages have expired.
         """
         if self._disk is None:
             return stop
@@ -153,7 +153,7 @@ class QueueAudit(RightOffsets):
 
     @property
     def surplus(self) -> FirstDifference | None:
-        """The first entry that a recovery must remove after the entry of the queue's last message.
+        """The first of the entries after the last message's entry that a recovery must remove.
 
         None if there is no such entry, or if the part of the log that was read has no message of
         the queue.
@@ -289,7 +289,7 @@ class BatchQueueAudit:
         self._found = FirstDifference(at, int(wanted["physical_offset"][first]), reason)
 
     def _continues(self) -> bool:
-        """Whether the entry at ``self._at`` begins where the previous entry ends."""
+        """Whether there is no gap in the queue offsets before the entry ``self._at``."""
         assert self._at is not None
         pair = self._read(max(0, self._at - 1), self._at + 1)
         return (
@@ -310,13 +310,13 @@ class BatchQueueAudit:
         return self._had
 
     def _pass_lost(self, place: int) -> None:
-        """Skip entries of lost messages before physical offset ``place``."""
+        """Skip the next entries as long as their messages are lost and before ``place``."""
         assert self._at is not None
         for base, entries in self._stored():
             for entry in entries[max(0, self._at - base) :]:
                 is_lost = self._is_lost(entry) and int(entry["physical_offset"]) < place
-                # If a frame has several entries, only the last is its own. The other entries fill a
-                # gap in the queue offsets.
+                # If several entries point to a frame, only the last entry is for the frame's
+                # messages. The other entries fill a gap in the queue offsets: skip them too.
                 if not is_lost and not 0 < entry["reserved"] == entry["count"]:
                     return
                 self._at += 1

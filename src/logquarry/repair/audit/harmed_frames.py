@@ -3,23 +3,23 @@
 BODYCRC does not cover the topic and the queue id of a frame. The queue that the frame names is
 called the *named queue* here. The frame's ids are called *harmed* if all these conditions are true:
 
-- Another queue has the frame's entry: an entry at the frame's queue offset, with the frame's
-  physical offset, size and tags code. The other queue has the same topic, or it has the same queue
-  id and a topic that differs in one character. The named queue does not have this entry.
+- Another queue (the *other queue*) has the frame's entry: an entry at the frame's queue offset,
+  with the frame's physical offset, size and tags code. The two queues have the same topic, or they
+  have the same queue id and topics that differ in one character. The named queue lacks this entry.
 - The other queue has an own entry near this entry. (An entry is an *own* entry if its message names
   the queue of the entry.) The search for an own entry goes in both directions, and stops in each
-  direction at the first own entry. If the other queue has only this entry, there is another
-  condition instead: the named queue has no files. In this case, the ids are not harmed if the
-  configuration lists the frame's topic, but not the other: the topic's folder was renamed.
-- At the frame's queue offset, the named queue has no entry that points to a message which names the
-  other queue and this queue offset. Otherwise, the files of the two queues were swapped.
+  direction at the first own entry. Exception: if the other queue has only this entry, the named
+  queue must have no files. Then, if the configuration lists the frame's topic but not the other
+  queue's topic, the ids are not harmed: the folder of the topic was renamed.
+- The named queue does not have an entry for a message of the other queue at the frame's queue
+  offset. (If the queue had such an entry, the files of the two queues would be swapped.)
 - The search meets no entry that points to a message of the named queue. Such an entry would show
   that a file lies in the folder of the wrong queue. Exception: such an entry is ignored if the
   named queue has its own message at the same queue offset.
-- The log has no other frame that names the other queue and this queue offset. Such a frame would
-  show that this entry has replaced the entry of that other frame, for example because a queue file
-  with one entry was moved to the other queue. To find such a frame, the audit reads the log between
-  the messages of the own entries before and after this entry.
+- The log has no second frame that names the other queue and this queue offset. Such a frame would
+  show that the entry has replaced the second frame's entry, for example because a queue file with
+  one entry was moved to the other queue. To find a second frame, the audit reads the log between
+  the messages of the own entries before and after the entry.
 
 The audit treats a frame with harmed ids as a frame of the other queue.
 
@@ -31,8 +31,8 @@ a PREPARED or ROLLBACK frame is *harmed* if all these conditions are true:
   with the frame's physical offset, size and tags code.
 - This entry has a neighbour: another entry, at most ``_MOST_NEIGHBOURS`` entries away, whose frame
   names this queue and the neighbour's queue offset. If the queue has only one entry, the entry
-  needs no neighbour. Without this condition, the old entry of a message that a recovery has removed
-  from the log could be mistaken for evidence of a harmed type.
+  needs no neighbour. The neighbour is required, because a recovery may have removed a message from
+  the log, but not its entry. Without a neighbour, such an entry does not prove a harmed type.
 
 PREPAREDTRANSACTIONOFFSET shows the right type: COMMIT if the field is not 0. If the field is 0, the
 right type is NOT, or COMMIT for the delivered copy of a delayed message. Salvage then writes NOT.
@@ -86,8 +86,8 @@ _MOST_SEARCHED: Final = 1 << 24
 _SEARCH: Final = 64
 _READ: Final = 256
 _PROBE: Final = 1_024
-"""Work of a search in one queue (``_SEARCH``), of a check of an entry's neighbours (``_READ``), and
-of a search for similar topics (``_PROBE``), in entries.
+"""Work of each step, in entries. The steps are: search in one queue (``_SEARCH``), check the
+neighbours of an entry (``_READ``), and search for similar topics (``_PROBE``).
 """
 
 
@@ -192,8 +192,8 @@ class HarmedIds:
         return has_found
 
     def _names_only(self, entry: QueueEntry, key: QueueKey, other: QueueKey) -> bool:
-        """Whether the frame of an entry names the queue ``key``, and multi-dispatch adds no entry
-        for the frame to the queue ``other``.
+        """Whether the frame of an entry names the queue ``key``, and does not list the queue
+        ``other`` for multi-dispatch.
         """
         frame = self._log.frame_of(entry)
         return frame is not None and frame.queue_key == key and not frame.is_copied_to(other[0])
@@ -213,8 +213,8 @@ class HarmedIds:
         return same
 
     def _is_of(self, key: QueueKey, named: QueueKey, offset: int) -> bool:
-        """Whether the neighbours of an entry of ``key`` show that the entry's frame belongs to
-        ``key``, although the frame names the queue ``named``.
+        """Whether the frame of an entry of queue ``key`` belongs to this queue, although the frame
+        names the queue ``named``. The neighbours of the entry show this.
         """
         if offset in self._noted.get(key, {}):
             # The interrupted recovery has read the neighbouring entries. It may have cut these
@@ -276,7 +276,7 @@ class HarmedIds:
         return False
 
     def _has_own(self, key: QueueKey, offset: int) -> bool:
-        """Whether a queue's entry at an offset points to the queue's message of this offset."""
+        """Whether the entry at an offset points to a message that names this queue and offset."""
         return self._has_message_of(key, key, offset)
 
     def _has_message_of(self, key: QueueKey, on_disk: QueueKey, offset: int) -> bool:
@@ -390,7 +390,7 @@ class HarmedTypes:
         return offset in self._bytes
 
     def queued(self, followed: Followed) -> Followed:
-        """Search for harmed frames. Return ``followed`` with their queue entries added."""
+        """Search for harmed frames. Return ``followed`` with queue entries for these frames."""
         self.take(unqueued_parts(followed))
         return with_queued(followed, self.found)
 

@@ -140,9 +140,10 @@ class IndexAudit:
             yield finding("index_behind", files[-1].path, 0, reason)
 
     def contradicted(self, log_end: int, lost: SpanSet) -> Int64:
-        """Return the physical offsets of the messages that an index entry contradicts: the entry
-        points to the message, but no key of the message has the entry's hash. The arguments are
-        those of :meth:`finish`.
+        """Return the physical offsets of the messages that an index entry contradicts.
+
+        An entry contradicts a message if it points to the message, but no key of the message has
+        the entry's hash. The arguments are those of :meth:`finish`.
         """
         found = [np.empty(0, np.int64)]
         for file in () if self.is_exact else self._index.files:
@@ -286,8 +287,8 @@ class IndexAudit:
         audit.check(entries)
         for group in audit.wrong.values():
             yield group.at(file.path, shape.entry_position(group.number), ENTRY.size)
-        # ``audit.keys`` does not count the key of a wrong entry. Subtract these keys, because they
-        # would otherwise be reported a second time, as missing keys.
+        # ``audit.keys`` does not count the keys of wrong entries. Subtract these keys too:
+        # otherwise, they would be reported a second time, as missing keys.
         reported = sum(group.count for group in audit.wrong.values())
         missing = int(self._keys.keys[number]) - audit.keys - reported
         is_right = file.path not in self._stream.entries.odd_headers
@@ -393,7 +394,7 @@ def _header_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) 
 
 
 def ends_fault(file: FileView, shape: IndexShape, header: IndexHeader) -> str | None:
-    """Return a text if a header does not fit the first and the last entry of its file, else None.
+    """Return the fault, as text, if a header contradicts its file's first or last entry; else None.
 
     ``header`` must not count more entries than the file has.
     """
@@ -409,8 +410,8 @@ def ends_fault(file: FileView, shape: IndexShape, header: IndexHeader) -> str | 
             f"physical offsets {header.begin_offset} and {header.end_offset}, and the entries give "
             f"{first.physical_offset} and {last.physical_offset}"
         )
-    # The first entry of a file contains the seconds since the end time of the previous file, so
-    # this check needs a file with at least two entries.
+    # Do not check a file with only one entry: a file's first entry contains the seconds since the
+    # end time of the previous file.
     end = np.array([header.end_timestamp])
     expected = int(seconds_since(end, header.begin_timestamp)[0])
     if header.entry_count > 2 and last.seconds != expected:
@@ -437,8 +438,8 @@ def sequence_fault(
 
 
 def times_fault(log: CommitLog, header: IndexHeader) -> str | None:
-    """Return a text if a store time in a header differs from that of its message in the log; else
-    None.
+    """Return a description of the fault if a store time in a header differs from the store time of
+    its message in the log; else None.
     """
     for which, offset, time in (
         ("first", header.begin_offset, header.begin_timestamp),

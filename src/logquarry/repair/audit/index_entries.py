@@ -1,9 +1,9 @@
 """Audit of index entries against the keys of the messages to which they point.
 
 :class:`EntryStream` compares entries and keys in order while the log is read. If an entry differs,
-:class:`EntryAudit` checks each entry of a file. A check of the chains would not be enough: a chain
-links all entries of one slot, so an entry with a wrong hash is in the right chain if the wrong hash
-differs from the right one by a multiple of the slot count.
+:class:`EntryAudit` checks each entry of a file. A check of the chains would not find every wrong
+hash. A chain links all entries of one slot, and a wrong hash can belong to the same slot as the
+right hash.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class EntryAudit:
     """Compares the entries of one index file with their messages.
 
     Attributes:
-        keys: number of distinct keys that have an entry. Only the keys of messages between the two
-            physical offsets in ``between`` are counted, except keys of COMMIT messages.
+        keys: number of distinct keys that have an entry. Keys of COMMIT messages are not counted,
+            nor keys of messages that are not between the two physical offsets in ``between``.
         is_ordered: whether the entries are in the order of the log, as RocketMQ writes them.
-        contradicted: physical offsets of the messages to which an entry points, but that have no
-            key with the entry's hash.
+        contradicted: physical offsets of messages to which an entry points, although no key of the
+            message has the entry's hash.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class EntryAudit:
         while start < len(entries):
             some = entries[start : start + 2 * _CHUNK]
             offsets = some["physical_offset"].astype(np.int64)
-            # A chunk must not end within one message's entries. Otherwise, the keys of this message
-            # would be counted twice.
+            # A chunk must not end between two entries of one message. Otherwise, the keys of this
+            # message would be counted twice.
             count = min(_CHUNK, len(offsets))
             count += int(np.argmax(np.append(offsets[count:] != offsets[count - 1], True)))
             offsets = offsets[:count]
@@ -276,9 +276,10 @@ class IndexEntries:
 
 
 class EntryStream:
-    """Compares the entries in order with the keys of the log, up to the first difference. ``place``
-    is the number of the next entry to compare. The last entry points to a message; ``missing`` is
-    the number of this message's keys that have no entry.
+    """Compares the entries in order with the keys of the log, up to the first difference.
+
+    ``place`` is the number of the next entry to compare. ``missing`` counts the keys without an
+    entry, but only those of the message to which the last entry points.
     """
 
     def __init__(self, entries: IndexEntries, place: int) -> None:

@@ -9,17 +9,17 @@ one of these rules applies:
    the end of the last message in a queue.
 2. The frame after the break is older than the frame before the break, and does not begin before the
    durable offset.
-3. The store was shut down cleanly without a durable offset. The frame after the break lies after
-   the last message in a queue, or it is newer than the checkpoint. (In a store of RocketMQ 5.5, the
-   checkpoint is not used.)
+3. The store was shut down cleanly, and has no durable offset. Also, the frame after the break lies
+   after the last message in a queue, or the frame is newer than the checkpoint. (In a store of
+   RocketMQ 5.5, the checkpoint is not used.)
 4. No frame follows.
 
 Any other break is damage, and the log continues. If rules 2 to 4 end the log at a break before
 ``least``, the bytes up to ``least`` are damage, and the log ends at ``least``. There are two
 exceptions. If the frame after the break begins before ``least``, an earlier recovery has cut the
 frame off, although a queue still points to it. In this case, the rules use the durable offset in
-place of ``least``. If there is no durable offset, zeros in a file without other damage are not
-damage, so the log can end before ``least``.
+place of ``least``. If there is no durable offset, the log can end before ``least``: zeros up to
+``least`` count as damage only in a file that also has other damage.
 
 Verify finds the log's end with :func:`logquarry.read.log_end.log_bound`. Verify uses these rules
 only for the frames after this end.
@@ -325,8 +325,8 @@ def never_written(layout: StoreLayout) -> set[int]:
     """Return the physical offsets of the blanks that RocketMQ 3 wrote in place of huge messages.
 
     QUIRK: For a message larger than a file, RocketMQ 3 fills two files with blanks and answers
-    PUT_OK. The queue entry points to the second file. The size in the entry is that of the whole
-    file, which no message has.
+    PUT_OK. The queue entry points to the second file. The size in the entry is the size of a log
+    file. No message has this size.
     """
     size = layout.commit_log.file_size
     found: set[int] = set()
@@ -472,7 +472,7 @@ class _Appends:
         from_buffer = len(data) - int(self._starts[number])
         nonzero = np.flatnonzero(tail)
         zeros_from = int(nonzero[-1]) + 1 if len(nonzero) else 0
-        # Maps a position in the tail to the number of the latest frame whose append can end there.
+        # Position in the tail -> number of the latest frame with which an append can end there.
         reached = {0: number}
         due, best = [0], 0
         while due:

@@ -132,7 +132,7 @@ class StoreQueuesAudit:
 
     def finish(self, log_end: int, lost: SpanSet) -> Iterator[Finding]:
         """Yield all differences, queue by queue; call this after the whole log is read."""
-        # Each audit finds the same differences in the log: report each once.
+        # All audits find the same differences in the log: report each difference once.
         in_log: set[Finding] = set()
         for found in self._differences(log_end, lost):
             if found.kind in _IN_LOG:

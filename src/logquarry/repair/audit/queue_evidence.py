@@ -5,8 +5,8 @@ An entry is spare if the log has no message with the entry's queue offset. Spare
 compared with the frames to which they point.
 
 BODYCRC does not cover the properties of a frame, which contain the frame's tags and keys. If damage
-changes the properties, only the entries that a broker made before the damage show the change:
-a queue entry has a tags code, and an index entry has the hash of a key. Damage of the entry itself
+changes the properties, only the entries that a broker made before the damage show the change. A
+queue entry has a tags code, and an index entry has the hash of a key. Damage of the entry itself
 looks the same, so the audit does not decide which of the two is right. The audit ignores entries
 with another physical offset or size: they are no evidence about the frame's properties.
 """
@@ -64,7 +64,7 @@ def has_entries(queue: Queue, part: QueuePart) -> bool:
 
 
 def entries_at(queue: Queue, offsets: Int64) -> Units:
-    """Return the entry at each of ``offsets`` (ascending); zeros if the queue has none there."""
+    """Return the entry at each of ``offsets`` (ascending); a missing entry is all zeros."""
     first, stop = int(offsets[0]), int(offsets[-1]) + 1
     result = np.zeros(len(offsets), dtype=queue.units(0, 0).dtype)
     for start, entries in queue.runs(max(0, first), min(stop, queue.max_offset)):
@@ -128,7 +128,8 @@ class SeenMessages:
             if len(self.gaps) < MOST_GAPS:
                 self.gaps.append((start, stop))
             else:
-                # The joined gap also covers right entries, which are then checked again.
+                # The last record now also covers the entries between its gaps. These entries are
+                # right, and are checked again.
                 self.gaps[-1] = self.gaps[-1][0], stop
 
     def restart(self, first: int, place: int) -> None:
@@ -149,13 +150,12 @@ class SeenMessages:
         self.messages += count
 
     def corrected(self, part: QueuePart) -> QueuePart:
-        """Return a part with the right queue offsets, and count the frames with a harmed queue
-        offset.
+        """Correct the queue offsets of ``part``; count the frames with a harmed queue offset.
 
         BODYCRC does not cover the queue offset in a frame. The expected queue offset of a message
         is one more than that of the queue's previous message. If a frame has another queue offset,
-        but the queue has the message's entry only at the expected offset, the queue offset in the
-        frame is harmed. Consumers find messages through the queue, so the queue needs no repair.
+        and the queue has the message's entry only at the expected offset, the frame's queue offset
+        is harmed. Consumers find messages through the queue, so the queue needs no repair.
         """
         self._correct_first(part)
         right, following = part.offsets.copy(), self.next_offset
@@ -172,9 +172,13 @@ class SeenMessages:
     def without_strays(self, part: QueuePart) -> QueuePart:
         """Leave out the frames that have no place in the queue, and record them.
 
-        A frame has no place if the next message has the queue offset that is expected for the
-        frame, the frame's own queue offset is lower, and the queue lacks the frame's entry. Rebuild
-        and recover write no entry for such a frame (:mod:`.right_offsets`).
+        A frame has no place if all of these conditions are true:
+
+        - The frame's queue offset is lower than expected.
+        - The next message has the queue offset that is expected for the frame.
+        - The queue lacks the frame's entry.
+
+        Rebuild and recover write no entry for such a frame (:mod:`.right_offsets`).
         """
         offsets = part.offsets
         expected = np.append(self.next_offset, offsets[:-1] + 1)
@@ -237,7 +241,9 @@ _COPIES: Final = re.compile(
     rf"{props.NAME_VALUE_SEPARATOR}([^{props.PROPERTY_SEPARATOR}]*)".encode()
 )
 _OWN, _COPY, _FOREIGN = range(3)
-"""Queue of a message: this queue, another queue with a copy in this queue, or any other queue."""
+"""Queue of an entry's message: this queue; another queue, if multi-dispatch has added the entry to
+this queue; or another queue without a reason for the entry.
+"""
 
 
 class SpareEntries:
@@ -258,8 +264,8 @@ class SpareEntries:
         self._groups: dict[str, EntryGroup] = {}
         self._stretches: list[EntryGroup] = []
         self._begin = 0
-        # The difference between the previous entry's queue offset and the queue offset in its
-        # message, and whether the message is of another queue.
+        # Two facts about the previous entry: the queue offset in its message minus the queue offset
+        # of the entry, and whether the message belongs to another queue.
         self._last = 0, False
 
     def check(self, ranges: Sequence[tuple[int, int]], begin: int = 0) -> list[EntryGroup]:
@@ -336,7 +342,8 @@ class SpareEntries:
         # field QUEUEOFFSET of the frame is a queue offset of another queue.
         shifts = np.where(owners == _OWN, queue_offsets - index, 0)
         strange = owners == _FOREIGN
-        # A new group begins if the shift changes, or if the messages' queue changes.
+        # A new group begins at an entry if its shift differs from that of the previous entry, or if
+        # only one of the two entries points to a message of another queue.
         changes = shifts != np.append(self._last[0], shifts[:-1])
         changes |= strange != np.append(self._last[1], strange[:-1])
         self._last = int(shifts[-1]), bool(strange[-1])

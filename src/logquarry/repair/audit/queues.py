@@ -124,8 +124,9 @@ class QueuesAudit:
         """Compare the store times of entries; only entries in RocksDB have a store time."""
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
-        """Whether ``queues`` continues each queue: the first queue offset that it gives for a queue
-        is one more than that of the queue's last message so far.
+        """Whether the ranges in ``queues`` continue the queues: each range must begin one queue
+        offset after the last message of its queue. A queue without messages so far can begin at any
+        offset.
         """
         return all(
             key not in self._seen or self._seen[key].next_offset == first
@@ -141,9 +142,9 @@ class QueuesAudit:
     def sound_ranges(
         self, run: Iterable[Mapping[QueueKey, QueuePart]]
     ) -> dict[QueueKey, tuple[int, int]] | None:
-        """Return the queue offsets of a run in each queue, as (first, one past the last); None if a
-        queue does not have exactly the entries of the run. The call first deletes what the audit
-        has recorded about earlier runs.
+        """Return the queue offsets of a run in each queue, as (first, one past the last). Return
+        None if a queue does not have exactly the entries of the run. The call first deletes what
+        the audit has recorded about earlier runs.
         """
         self._seen.clear()
         for parts in run:
@@ -265,8 +266,8 @@ class QueuesAudit:
         """Whether a crash explains that the queues lack the entries of the newest messages.
 
         Every queue must have all messages before the physical offset that the dispatcher had
-        reached. (In a store of logquarry, queues may lack messages in the last ``RUN_SPAN`` bytes
-        before this offset, because logquarry dispatches a part of the log one queue after another.)
+        reached. (Logquarry dispatches a part of the log one queue after another. So in a store of
+        logquarry, queues may lack messages in the last ``RUN_SPAN`` bytes before this offset.)
         Every missing message must be newer than the checkpoint. Every queue file that is not empty
         must have the right size.
         """
@@ -292,7 +293,7 @@ class QueuesAudit:
         )
 
     def _has_no_queue(self, key: QueueKey, seen: SeenMessages) -> bool:
-        """Whether the queue can be missing without damage, although the log has its messages."""
+        """Whether it is no damage that the store lacks a queue whose messages are in the log."""
         # If a topic's name cannot be a folder name, the dispatcher makes no queue for it.
         return seen.queue is None and (
             self._is_deleted(key[0], seen.missing_since) or queue_name_fault(key[0]) is not None
@@ -393,7 +394,9 @@ class QueuesAudit:
         messages.
 
         A broker adds a topic to ``config/topics.json`` before its first message, and writes the
-        time of each change (``DataVersion``). So a topic is deleted if a later change left it out.
+        time of each change (``DataVersion``). So a topic was
+        deleted if the file lacks the topic, and the last change is later than the message. For a
+        topic that brokers do not list there (:func:`is_listed`), the result is False.
         """
         topics, changed = self._topics
         return changed > stored and topic not in topics and is_listed(topic)

@@ -5,37 +5,37 @@ frame still seems valid. Such a queue offset is called *harmed*. :class:`RightBa
 queue offsets of batch queues. :class:`RightOffsets` finds those of other queues, for recover and
 rebuild, with these rules.
 
-The expected queue offset of a message is one more than that of the previous message. If a message
-has another queue offset, and the next message's queue offset is not one more than it, the first
-rule that applies decides whether the message's queue offset is right or harmed:
+The expected queue offset of a message is one more than that of the previous message. The following
+rules are for a message with another queue offset, if the next message does not continue from this
+other offset. The first rule that applies decides whether the queue offset is right or harmed:
 
 1. The queue on the disk has the message's entry at the expected queue offset: harmed.
 2. The queue offset is lower than expected, and the queue has the message's entry at this lower
    offset: right.
 3. The next message has the expected queue offset or the following one: harmed.
 4. The queue has the message's entry at the queue offset of the frame: right.
-5. The queue offset is higher than expected: harmed if the gap is larger than the lost bytes
-   explain. Exception: if the next message has an even higher queue offset, the gap may be larger by
-   up to ``SMALL_GAP``.
+5. The queue offset is higher than expected: harmed if the lost bytes are too few for so many
+   messages. Exception: if the next message has an even higher queue offset, the gap may have up to
+   ``SMALL_GAP`` more messages.
 6. The queue offset is lower than expected: harmed if the next message has a higher queue offset
    than expected. A queue offset other than 0 is also harmed in two cases: there is no next message,
    or the next message has the same or a lower queue offset.
 
-Another rule applies to several messages with consecutive queue offsets, and to messages that
-continue the queue offsets after the last message with a right queue offset. The queue offsets of
-such messages are harmed only if the queue has the entries of all these messages at the expected
-offsets.
+Several messages with consecutive queue offsets have another rule: their queue offsets are harmed
+only if the queue has the entries of all these messages at the expected offsets. The same rule
+applies to a message whose queue offset follows the last right queue offset.
 
-The queue offset of a queue's first message is right if the next message has the following queue
-offset, or if the queue has the first message's entry at this queue offset. If neither is true, the
-first message's entry elsewhere in the queue shows the right queue offset. Without such an entry,
-the first message's queue offset is right if it is lower than that of the next message, or if there
-is no next message. Otherwise, the right queue offset is one less than that of the next message.
+The queue's first message has other rules. Its queue offset is right if the next message has the
+following queue offset. It is also right if the queue has the message's entry at this queue offset.
+Otherwise, the message's entry elsewhere in the queue shows the right queue offset. Without such an
+entry, the first message's queue offset is right if it is lower than that of the next message, or if
+there is no next message, or if the next message has queue offset 0 (the topic was created again).
+If none of these is true, the right queue offset is one less than that of the next message.
 
-A queue offset below 0 or above ``MOST_OFFSET`` is always harmed. A gap that is larger than
-``MOST_GAP``, and larger than the lost bytes explain, always shows a harmed queue offset. In all
-other cases, the frame is right: a lower queue offset means that the topic was deleted and created
-again, and a gap means that messages were lost.
+A queue offset below 0 or above ``MOST_OFFSET`` is always harmed. A gap always shows a
+harmed queue offset if it is larger than ``MOST_GAP``, and the lost bytes are too few for so many
+messages. In all other cases, the frame is right: a lower queue offset means that the topic was
+deleted and created again, and a gap means that messages were lost.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _MOST_SEARCHES: Final = 64
 class RightOffsets(ABC):
     """Takes the messages of one queue in the log's order, and passes them to :meth:`_put` with the
     right queue offsets. ``disk`` is the queue on the disk or None. If ``mends`` is False, the
-    object does not compare neighbouring messages.
+    decision about a message does not use the next message.
     """
 
     def __init__(
@@ -152,8 +152,8 @@ class RightOffsets(ABC):
         if offset >= 0 and self._has(offset, entries):
             return False
         if offset > expected:
-            # If the queue offset of the next message is even higher, allow a larger gap: an earlier
-            # salvage can have removed damaged bytes on both sides of the message.
+            # If the next message has an even higher queue offset, allow a larger gap. An earlier
+            # salvage can have removed damaged bytes before and after the message.
             rises = following is not None and following > offset
             return offset - expected > self._room(entries) + (SMALL_GAP if rises else 0)
         if following is not None and following > expected:
@@ -241,7 +241,7 @@ class RightOffsets(ABC):
         return offset, entries[:room]
 
     def _room(self, entries: Units) -> int:
-        """Return how many messages can have been lost before ``entries``."""
+        """Return the maximum number of messages that can be lost before ``entries``."""
         lost = max(0, int(entries["physical_offset"][0]) - self._known_until)
         return lost // FIXED_SIZE_V1 + GAP_SLACK
 
@@ -268,8 +268,8 @@ class RightBases:
     Attributes:
         following: queue offset after the last returned entry; None before the first.
         moved: physical offset of each frame with a harmed base -> the right base. The value is
-            :data:`NO_PLACE` if the frames around it leave no place for the frame. The entry of such
-            a frame is never returned.
+            :data:`NO_PLACE` if the previous and the next frame leave no place for the frame. The
+            entry of such a frame is never returned.
         homeless: physical offset of each such frame -> the base in the frame.
     """
 

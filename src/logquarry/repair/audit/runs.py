@@ -31,7 +31,7 @@ from logquarry.repair.audit.queues import QueuesAudit
 from logquarry.write.queue_writer import QueuePart, parts_with_copies, unqueued_parts
 
 Parts = dict[QueueKey, QueuePart]
-"""For each queue, the entries that some frames should have in it."""
+"""Queue -> the entries that this queue should have for some frames."""
 S = TypeVar("S", bound=Stretch)
 
 
@@ -44,7 +44,7 @@ def audited(follower: Follower, run: Run, facts: S) -> S:
 
 @dataclass(frozen=True, slots=True)
 class SoundEntries:
-    """The entries of a run whose frames all have the right entries in queues and index.
+    """The queue entries and index entries of a run, if all of them are right.
 
     Attributes:
         queues: queue -> (first queue offset in the run, queue offset after the last), without a

@@ -234,8 +234,8 @@ def mend_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int, asid
 # the whole timer log, because the new ``timercheck`` gives 0 as the flushed position. The broker
 # then reads the queue of ``rmq_sys_wheel_timer``, from the message after the timer log's last entry
 # (``TimerMessageStore.recover``). So the last entry of the new timer log must point to the queue's
-# last message. If that message was already delivered, its entry is put into a slot before the
-# broker's read time, which the broker does not read again.
+# last message. If that message was already delivered, its entry is put into a slot that
+# the broker does not read again: a slot before the broker's read time.
 
 _LEAST_BLANK: Final = timer.BLANK.size
 
@@ -292,7 +292,7 @@ def write_timer_files(
 
 
 def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> Iterator[_Entry]:
-    """Yield the entries of the new timer log. The last one points to the queue's last message."""
+    """Yield the entries of the new timer log. The last entry points to the queue's last message."""
     window = timer.ROLL_SLOTS * precision_ms
     gone = {
         offset

@@ -62,9 +62,9 @@ def bring_out_cut_off(target: Path, disk: Disk) -> bool:
 def swap(
     build: Path, target: Path, names: Sequence[str], command: str, now_ms: int, disk: Disk
 ) -> tuple[Path | None, Path]:
-    """Move the old folders to quarantine, and the new folders into place. Return two values: the
-    folder with the old folders, None if there were none; and the path of the quarantine folder,
-    which exists only if a folder was moved there.
+    """Move the old folders to quarantine, and the new folders into place. Return two values:
+    the quarantine folder, or None if there were no old folders; and the quarantine folder's path in
+    any case.
     """
     stamp = datetime.fromtimestamp(now_ms / 1000, UTC)
     aside = free_path(quarantine(target, f"{command}-{stamp:%Y%m%dT%H%M%SZ}"))

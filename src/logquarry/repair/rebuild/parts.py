@@ -3,8 +3,8 @@
 1. Tasks read the runs of the log, and report the queue offsets and the number of keys of each run
    (:class:`FoundRun`). A run is a part of the log with only valid frames.
 2. The driver reads the rest of the log. The driver also finds the harmed frames
-   (:func:`find_harmed`), and the queues that tasks cannot write, because their queue offsets do not
-   simply increase (:func:`odd_queues`).
+   (:func:`find_harmed`) and the odd queues (:func:`odd_queues`). Tasks cannot write an odd queue,
+   for example because its queue offsets decrease.
 3. Tasks write index files and the entries of the other queues. The driver writes the odd queues.
 """
 
@@ -178,8 +178,9 @@ def read_entries(
 # --------------------------------------------------------------------------------------- index
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """Some keys for the index: the keys of a run, or the given ``keys`` (physical offsets, store
-    times, hashes). The first ``skip`` keys are left out, and the next ``take`` keys are used.
+    """Some keys for the index. The keys are those of the run from ``start`` to ``end``, or, if
+    ``keys`` is set, those in ``keys`` (physical offsets, store times, hashes). The first ``skip``
+    of these keys are left out, and the next ``take`` keys are used.
     """
 
     start: int
@@ -315,8 +316,9 @@ def find_harmed(
     """Find the frames with a harmed topic, queue id or transaction type
     (:mod:`logquarry.repair.audit.harmed_frames`).
 
-    The right queue has the entry of such a frame at a queue offset that no message of this queue in
-    ``runs`` has. So the function reads only the frames of such entries, at most ``_MOST_READ``.
+    The right queue has an entry for such a frame. The queue offset of this entry belongs to no
+    message of the queue in ``runs``. So the function reads only the frames of entries at such queue
+    offsets, at most ``_MOST_READ`` frames.
 
     Args:
         old: the queues on the disk.

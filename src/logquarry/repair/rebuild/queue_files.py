@@ -228,7 +228,7 @@ class QueueFiles(EntryFiles):
 
     def _fall_back(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
         """Remove the entries from ``offset`` on. Either the topic was created again, or all these
-        entries belong to frames with a harmed queue offset, which then get no entry.
+        entries belong to frames with a harmed queue offset. Such frames then get no entry.
         """
         removed = [found for found in queue.harmed if found[0] >= offset]
         if len(removed) < queue.stop - offset:

@@ -124,10 +124,10 @@ def rebuild(
     Raises:
         StoreNotFound: if there is no store.
         UnsupportedStore: if logquarry cannot build the store's kind of queues or index.
-        StoreUnavailable: if another process uses ``into``, if the messages in the log do not fit
-            the size of the log's files, or if the disk fails or is full. If ``into`` is None, the
-            error is also raised if a process has the store open, or if a folder or a broken link
-            has the name of a log file. The store is unchanged.
+        StoreUnavailable: if another process uses ``into``, if the size of the log's files cannot be
+            right for the messages in them, or if the disk fails or is full. If ``into`` is None,
+            the error is also raised if a process has the store open, or if a folder or a broken
+            link has the name of a log file. The store is unchanged.
         LossRefused: if ``into`` is None (even for a preview), and the old queues show that the log
             has lost more than a small share of its messages. Recover the store first.
         UsageError: if a folder is invalid, or if the store's files have other sizes than ``config``
@@ -277,8 +277,8 @@ class _Rebuild:
                 is_live = not is_in_place and layout.is_live()
                 report = _report(layout, into, self.names, is_live=is_live)
                 report = self._built(layout, report, progress)
-            # Write this file only after the block has ended. The block removes the store's hard
-            # links at its end, and if this removal fails, the build is removed.
+            # Write this file only after the block has ended. At its end, the block removes the
+            # store's hard links. If this removal fails, remove the build.
             self.disk.replace(self._build / COMPLETE, b"complete\n")
         except BaseException:
             shutil.rmtree(self._build, ignore_errors=True)
@@ -441,8 +441,8 @@ class _Rebuild:
                     yield report
 
     def _replaced(self, queue: FileQueue, made: StandIn, file_size: int) -> QueueReport:
-        """Replace a queue with unusable files, whose messages have all expired, by a new queue with
-        the same end.
+        """Make a new queue with the same end as ``queue``. The files of ``queue`` are unusable, and
+        all its messages have expired.
         """
         if made.entries:
             root = BATCH_QUEUE if queue.is_batch else CONSUME_QUEUE

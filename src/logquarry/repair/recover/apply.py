@@ -84,9 +84,9 @@ sync of another program may have failed. To write terabytes again would take too
 def apply_safe(
     plan: SafePlan, disk: Disk, clock: Callable[[], int], *, progress: Progress | None = None
 ) -> None:
-    """Apply a plan. The caller must hold the store's lock from before it makes the plan until this
-    call returns. Then the caller removes ``abort``. If an error is raised, the store can be
-    recovered again.
+    """Apply a plan. The caller must take the store's lock before it makes the plan, and hold the
+    lock until this call returns. Then the caller removes ``abort``. If an error is raised, the
+    store can be recovered again.
 
     Raises:
         StoreUnavailable: if the disk fails.
@@ -147,8 +147,8 @@ class _Work:
     def _mend(self, checkpoint: CheckpointFile, durable_until: int) -> None:
         if self._plan.steps or self._plan.damage:
             disk_json(self._disk, quarantine(self._root) / REPORT, self._plan.to_json())
-            # If this recovery moves all files of the index or of the queues, and is then
-            # interrupted, only this record shows the next recovery the sizes of new files.
+            # This recovery can be interrupted after it has moved all files of the index or of the
+            # queues. Then only the record of the settings shows the file sizes.
             require_settings(self._disk, self._root, self._config)
         self._find_mendings()
         log = self._mend_log()
@@ -187,8 +187,8 @@ class _Work:
             if self._plan.harmed_offset is not None:
                 checkpoint.offsets = checkpoint.offsets._replace(logics_physical=0)
             checkpoint.flush()
-            # The old timer wheel can point to lost messages. A new message can get the physical
-            # offset of a lost one, and a broker would then deliver the new message.
+            # The old timer wheel can point to lost messages. If a new message got the
+            # physical offset of a lost message, a broker would deliver the new message.
             layout = StoreLayout.open(self._root, self._config)
             aside = quarantine(self._root)
             mend_timer_files(layout, self._disk, self._root, self._clock(), aside)
@@ -248,8 +248,9 @@ class _Work:
                 self._disk.write_all(descriptor, zeros, position + done)
 
     def _shorten(self, path: Path, size: int, excess: int) -> None:
-        """Replace a file that is too long by a shorter copy. A single rename replaces the file: if
-        a crash left the store without the file, the log would end before it.
+        """Cut a file that is too long: make a shorter copy, and rename the copy to the file's name.
+        The rename replaces the file in one step. If a crash left the store without the file, the
+        log would end before this file.
         """
         self._save(path, size, excess, COMMIT_LOG)
         made = self._root / SIDECAR / path.name
@@ -262,9 +263,9 @@ class _Work:
         self._disk.copy(path, position, length, free_path(target))
 
     def _find_mendings(self) -> None:
-        """Collect and save the entries of lost messages, and the entries of frames with a harmed
-        queue id or transaction type, because a later step cuts these entries off. Only these
-        entries show the right queues.
+        """Collect and save the entries that a later step cuts off: the entries of lost messages,
+        and of frames with a harmed queue id or transaction type. Only these entries show the right
+        queues.
         """
         layout = StoreLayout.open(self._root, self._config)
         files = OpenFiles(layout)
@@ -310,16 +311,16 @@ class _Work:
         bridged = {
             self._entry_at(queue.key, 0)[0].parent: queue for queue in plan.queues if queue.bridges
         }
-        # Move index files before the queues change, because the unchanged queues can be the only
-        # evidence that the messages of the index are not those of the log. If this recovery is
-        # interrupted, the next recovery must still find the fault.
+        # Move index files before the queues change. If this recovery is interrupted, the next one
+        # must still find the fault of these files. The unchanged queues can be the only evidence
+        # that the index is for other messages than those of the log.
         for step in sorted(plan.steps, key=lambda step: (root / step.file).parent != root / INDEX):
             path = root / step.file
             if step.file == plan.rocksdb or step.file in plan.misnamed:
-                # An earlier step has moved the misnamed file. Another file may have its name now.
+                # An earlier step has moved this file. Another file may have the name now.
                 continue
             if step.kind is StepKind.SET_ASIDE and path.parent == root / CONSUME_QUEUE:
-                # Move the folder too: a broker does not start if it is empty.
+                # Move the folder too: a broker does not start if the folder is empty.
                 if is_folder(path):
                     disk.set_aside(path, quarantine(root, CONSUME_QUEUE))
             elif step.kind is StepKind.SET_ASIDE and is_folder(path):
@@ -362,7 +363,7 @@ class _Work:
             for units in plan.transactions:
                 make_units(disk, root, units)
             for queue in plan.queues:
-                # ``plan.queues`` also has queues that are cut, but get no new entries.
+                # Some queues in ``plan.queues`` are cut, but get no new entries.
                 if not queue.is_sound:
                     queues.writer(queue.key)
             for files in queues:
@@ -430,7 +431,7 @@ class _Work:
                 return
             key = int(np.searchsorted(numbers, first))
             if key < len(numbers) and offsets[numbers[key]] == index_from:
-                # The index already has some keys of its last message.
+                # The index already has some keys of this message: skip them.
                 key += there
             keys.put(offsets[first:], times[first:], hashes[key:], numbers[key:] - first)
 

@@ -36,8 +36,8 @@ _GRACE_MS: Final = 3_000
 
 AfterRun = Callable[[], None]
 _Step = tuple[int, int, Window, Followed | JavaVerdict]
-"""A run of the log, or the result of Java's check at a place at which no run begins: first and next
-position in the file, the window at the first position, and the run or the result.
+"""A step through a file: its first position, the position of the next step, the window at the first
+position, and a run of the log. If no run begins there, the result of Java's check replaces the run.
 """
 
 

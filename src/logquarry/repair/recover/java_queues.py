@@ -341,7 +341,7 @@ class JavaQueue:
         self.max_physical = end
 
     def _writable(self, expected: int) -> JavaFile:
-        """Return the last file, or a new one if it is full, as ``getLastMappedFile`` does."""
+        """Return the last file, or a new file if it is full, as ``getLastMappedFile`` does."""
         if not self.files:
             if not 0 <= expected <= LARGEST_BASE:
                 raise JavaRefusal(

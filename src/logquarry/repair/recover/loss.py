@@ -1,8 +1,8 @@
 """Finds the messages that a recovery would lose, and decides whether the user must accept the loss.
 
 A message is lost if a queue, the index, the durable offset or the checkpoint shows that the message
-existed, and the recovered log does not have the message. Messages that retention deleted, and
-messages in damage that an earlier recovery recorded, are not lost in this sense.
+existed, and the recovered log does not have the message. Two kinds of messages do not count as
+lost: messages that retention deleted, and messages in damage that an earlier recovery recorded.
 
 After a crash, it is normal that the newest messages are lost. So the decision considers only
 messages that were certainly on the disk. The code calls such messages *vouched for*:
@@ -12,15 +12,15 @@ messages that were certainly on the disk. The code calls such messages *vouched 
 - Without a durable offset, after a clean shutdown: the messages to which a queue or the index
   points.
 - Without a durable offset, after a crash: the messages before the log's new end, the messages in
-  later log files, and the messages in missing log files. All lost messages are vouched for if valid
-  frames follow the log's new end, or if the checkpoint's time is later than the store time of the
-  log's last message.
+  later log files, and the messages in missing log files. In two cases, all lost messages are
+  vouched for: valid frames follow the log's new end, or the checkpoint's time is later than the
+  store time of the log's last message.
 
 The user must consent to the loss (``accept_loss``) if log files are missing. The user must also
 consent if log files were replaced by files of another store, because consumers would get the
-messages of that store. In all other cases, the user must consent if at least two vouched-for
-messages are lost, and if the lost messages are more than a small share of the log. docs/recovery.md
-has a table of all cases.
+messages of that store. In all other cases, the user must consent if both conditions are true:
+at least two vouched-for messages are lost, and these are more than a small share of the log.
+docs/recovery.md has a table of all cases.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ _LARGE_BYTES: Final = 64 << 20
 _LARGE_SHARE: Final = 100
 """A loss of at most 64 MiB needs no consent if it is at most a hundredth of the log."""
 _MOST_COUNTED: Final = 20_000_000
-"""Maximum number of lost entries with which each lost message is counted once. With more lost
+"""Up to this number of lost entries, each lost message is counted once. If there are more lost
 entries, a message with several entries is counted several times.
 """
 _MOST_NAMED: Final = 2
 """Maximum number of missing parts of the log that the text of a reason lists."""
 _LEAST_APART: Final = 2
 """If at least this number of entries point to log files that do not exist, all these entries prove
-a loss. A single entry may be damaged. It is ignored if it points beyond the file that would follow
-the log's last file. In the same way, at least this number of entries prove that a log file was
-replaced.
+a loss. A single entry may be damaged. A single entry is ignored if it points beyond the file that
+would follow the log's last file. To prove that a log file was replaced, at least the same number of
+entries is necessary.
 """
 _IF_FOREIGN: Final = ", or move this file out of the log's folder if it belongs to another store"
 
@@ -231,8 +231,8 @@ class LossSearch:
         search: LossSearch = proxy(self)
 
         def is_expected(frames: Frames) -> Bools:
-            # Use a weak reference. A strong one would create a cycle of references, and the files
-            # would stay open until a garbage collection.
+            # Use a weak reference: in a cycle of references, the files would stay open until a
+            # garbage collection.
             return search._is_expected(frames)
 
         return ReplacedFiles(self._layout, self._queues, is_expected, self._known)

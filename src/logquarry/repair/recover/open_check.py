@@ -71,8 +71,8 @@ from logquarry.text import counted
 _CHECKED_FILES: Final = 3
 """Number of files at the log's end that RocketMQ reads at its start (``recoverNormally``)."""
 _NO_INDEX: Final = "it has no index of its messages"
-"""Without a recovery, queries would no longer find the keys of older messages as soon as the next
-key makes an index file."""
+"""The next message with a key makes an index file. After that, queries by key would not find the
+older messages. So the store needs a recovery."""
 _OURS: Final = frozenset(
     {
         store_files.ABORT,
@@ -333,8 +333,8 @@ def settled_names(layout: StoreLayout, config: StoreConfig, disk: Disk) -> Itera
 
 
 def restored_files(layout: StoreLayout, config: StoreConfig, disk: Disk) -> dict[str, str]:
-    """Return the files that :func:`settled_names` would restore, as path -> path of the hard link,
-    both below the root. The store is not changed.
+    """Return the files that :func:`settled_names` would restore: path of the file -> path of its
+    hard link. Both paths are below the store's folder. The store is not changed.
     """
     root = Path(layout.root)
     lost = NameGuard(disk).lost(named_folders(root, layout.log_folders))
@@ -429,8 +429,8 @@ def _check_queues(
     Raise NeedsRecovery if a part of the log has unrecorded damage, if a queue lacks a message, or
     if a queue has entries after its last message.
 
-    After a clean shutdown, Java dispatches only messages after the last one in any queue. So Java
-    never adds an entry of an earlier message (test stores `noabort-cq-behind`,
+    After a clean shutdown, Java dispatches only messages after the last message in any queue. So
+    Java never adds an entry of an earlier message (test stores `noabort-cq-behind`,
     `noabort-one-topic-gone`).
     """
     if start >= stop:

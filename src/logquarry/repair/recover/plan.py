@@ -65,7 +65,7 @@ class StepKind(Enum):
     """Record the places of the log's damage in a file, so that readers skip them."""
     REMOVE = "remove"
     """Delete the file ``abort``: later readers then treat the store as shut down cleanly. Or delete
-    a hard link to a log file at a wrong name: the file stays under its right name.
+    a wrong name of a log file, if the name is a hard link: the file keeps its right name.
     """
 
 
@@ -207,7 +207,8 @@ class QueuePlan:
         had_until: the queue's end before the recovery. ``end`` is the queue's end after the
             recovery.
         resume_at: physical offset of the first message that needs a new entry, or None.
-        moved: the same as in :class:`AuditedQueue`, and so is ``bridges``.
+        moved: the same as in :class:`AuditedQueue`.
+        bridges: the same as in :class:`AuditedQueue`.
     """
 
     key: QueueKey

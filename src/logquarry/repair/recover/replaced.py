@@ -109,8 +109,8 @@ class ReplacedFiles:
         return found[False] > 0 and not found[True]
 
     def _differing(self) -> Mapping[QueueKey, int]:
-        """Return the queues in which a probed entry points to no frame, each with the queue offset
-        0, at which to begin.
+        """Return the queues in which a probed entry points to no frame. For each queue, the search
+        for lost frames begins at queue offset 0.
         """
         keys: list[QueueKey] = []
         parts = [_NONE]
@@ -206,7 +206,7 @@ def _has(queue: Queue | None, frame: Frame) -> bool:
 
 
 def frames_of(units: Units, *, is_batch: bool) -> Frames:
-    """Return the frames to which entries point. Entries that cannot be valid are left out."""
+    """Return the frames to which entries point. Entries that are surely invalid are left out."""
     units = units[has_message(units)]
     places = units["physical_offset"].astype(np.int64)
     which, held = frames_in(places, is_batch=is_batch)

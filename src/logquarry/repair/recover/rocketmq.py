@@ -178,7 +178,7 @@ class _Recovery:
         refuse_wrong_names(layout)
         self._is_clean = not layout.has_abort if is_clean is None else is_clean
         self._rules = rules_for(find_features(layout).writer)
-        # RocketMQ 4.9 treats a store of 3.x as one of 4.x, and so does this recovery.
+        # RocketMQ 4.9 and this recovery treat a store of 3.x like a store of 4.x.
         self.config = with_sizes(config.in_dialect(config.dialect or DIALECTS[0]), layout)
         self.root = root
         self._layout = layout

@@ -367,7 +367,7 @@ class _Planner:
                 if all(step.file != folder for step in self._steps):
                     self._steps.add(StepKind.SET_ASIDE, folder, why)
                 continue
-            # A queue object leaves out files with impossible names, so list those of the layout.
+            # A queue object leaves out files with impossible names, so list the layout's files.
             sequence = self._layout.batch_queue(*key) if is_batch else self._layout.queue(*key)
             files = sequence.files
             reason = queue_fault(files, form.file_size) or unreadable_file(files, self._files)
@@ -464,8 +464,8 @@ class _Planner:
             synced_timestamp=checkpoint_times(self._layout).index_timestamp,
             replaced_from=int(replaced[0, 0]) if len(replaced) else None,
         )
-        # Move the file with the fault last: if this recovery is interrupted, the next one must
-        # still find the fault.
+        # Move the file with the fault last: if this recovery is interrupted, the next recovery
+        # must still find the fault.
         for name, reason in reversed(found.set_aside):
             self._steps.add(StepKind.SET_ASIDE, f"{INDEX}/{name}", reason)
         left = len(self._layout.index_files) - len(found.set_aside)

@@ -107,9 +107,9 @@ def layout_with(root: Path, config: StoreConfig, restored: Mapping[str, str]) ->
 def discard_names(root: Path, log_folders: LogFolders, disk: Disk) -> None:
     """Remove the hard links of a store that needs no recovery, without restoring files.
 
-    A sound store lacks no file. So a file of which only the hard link is left belongs to another
-    state of the store, or to another store: for example, the user has put back the store's files
-    from a backup, but has kept `.logquarry/`. Such a file is moved to quarantine.
+    A sound store lacks no file. So if only the hard link of a file is left, this file belongs to
+    another state of the store, or to another store, and is moved to quarantine. For example, the
+    user has restored the store's files from a backup, but has kept `.logquarry/`.
     """
     folders = named_folders(root, log_folders)
     if any(disk.names_in(links_of(folder)) for folder in folders):
@@ -333,8 +333,8 @@ def sync_files(
 ) -> None:
     """Sync the files of a store and their names.
 
-    Before the sync, the bytes of the log between the two physical offsets ``rewrite`` are written
-    again.
+    ``rewrite`` is a range of physical offsets. Before the sync, the function writes the bytes of
+    the log in this range again.
     """
     for part in (*log, *parts):
         again = rewrite if part in log else (0, 0)

@@ -55,7 +55,8 @@ def wrong_links(layout: StoreLayout) -> dict[str, str]:
     for path, _, base in names.strangers:
         if base is not None and _is_same_file(root / path, root / files.get(base, path)):
             found[path] = f"it is a hard link to {right_path(base)}, where its frames belong"
-    # A file without frames may have the name that another file must get, as its frames show.
+    # A file without frames may have a name that another file must get, according to the frames of
+    # the other file.
     right = [path for base, path in files.items() if path == right_path(base)]
     for one in names.renames:
         other = next((path for path in right if _is_same_file(root / one.path, root / path)), None)
@@ -99,8 +100,8 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
     found += [(file, links[file.path]) for file in files.files if file.path in links]
     left = [file for file in files.files if file.path not in links]
     names = Counter(file.base % size for file in left)
-    # All right names leave the same remainder when divided by ``size``, so take the most frequent
-    # remainder. If 0 is among the most frequent remainders, use 0.
+    # Divide each name by ``size``: the remainder is the same for all right names. So use the most
+    # frequent remainder. If 0 is among the most frequent remainders, use 0.
     start = max(names, key=lambda rest: (names[rest], not rest), default=0)
     last: StoreFile | None = None
     log = CommitLog(layout)

@@ -221,9 +221,10 @@ def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
 
 
 def _is_stray(here: _Break, behind: int, is_queued: IsQueued) -> bool:
-    """Whether a message has no place in the queue: the messages before and after it have
-    consecutive queue offsets, and its own queue offset is lower. ``behind`` is the queue offset of
-    the next message. Damage has changed the frame's queue id, topic or queue offset.
+    """Whether a message has no place in the queue: the previous and the next message have
+    consecutive queue offsets, this message's queue offset is lower, and the old queue lacks the
+    entry. ``behind`` is the next message's queue offset. Damage has changed the frame's queue id,
+    topic or queue offset.
     """
     is_between = here.offset <= here.before and behind == here.before + 1
     return is_between and not is_queued(here.place, here.offset)
@@ -482,7 +483,7 @@ class StoreTimes:
         self._settle(times[:-1])
 
     def finish(self) -> None:
-        """Check the last added message. Earlier ones were checked when the next one was added."""
+        """Check the last added message; all other messages are already checked."""
         self._settle(self._open[1])
 
     def _settle(self, times: Int64) -> None:
@@ -492,8 +493,8 @@ class StoreTimes:
 
 
 def raised_from(last: int, times: Int64) -> Int64:
-    """Return the times. A time that is lower than the time before it is raised to that time.
-    ``last`` is the time before the first time in ``times``.
+    """Return the times in a series that never decreases: a lower time is replaced by the time
+    before. ``last`` is the time before the first time in ``times``.
     """
     found: Int64 = np.maximum.accumulate(np.append(last, times))[1:]
     return found

@@ -10,10 +10,10 @@ frames in the block. Salvage saves a displaced frame if all these conditions are
 - The queue that the frame names has the frame's entry: an entry at the frame's queue offset, with
   the frame's PHYSICALOFFSET, size and tags code. This excludes frames of an earlier log or of
   another store, unless they have the same values as the entry.
-- The bytes after the frame continue the log after the frame's place: the head of a frame with the
-  following PHYSICALOFFSET, the blank of that file, or zeros at the log's end. BODYCRC does not
-  cover the properties. So without this condition, the last bytes of the properties could come from
-  another block.
+- The bytes after the frame continue the log after the frame's place. These bytes are the head of a
+  frame with the following PHYSICALOFFSET, the blank of that file, or zeros at the log's end.
+  BODYCRC does not cover the properties. So without this condition, the last bytes of the properties
+  could come from another block.
 - No other displaced frame has the same place.
 
 :func:`in_place` makes a layout that returns the bytes of these frames at their places. So all code
@@ -167,8 +167,8 @@ class _Bytes:
         return self.read(one.found_at, one.length, one.found_at)
 
     def read(self, offset: int, length: int, found_at: int) -> memoryview:
-        """Return bytes from ``offset`` on. They are read from the file that contains the physical
-        offset ``found_at``.
+        """Return bytes from ``offset`` on, from the file that contains the physical offset
+        ``found_at``.
         """
         file = self.log.at(found_at)
         assert file is not None
@@ -231,7 +231,8 @@ def in_place(layout: StoreLayout, frames: Sequence[Displaced]) -> StoreLayout:
             one.offset,
             one.found_at,
         ):
-            # Join frames that follow each other in both places, so that they are copied together.
+            # The frames follow each other at their places, and also where they lie: join them, so
+            # that they are copied together.
             parts[-1] = last._replace(length=last.length + one.length)
         else:
             parts.append(one)

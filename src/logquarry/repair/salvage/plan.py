@@ -59,7 +59,7 @@ class StaleFrames:
 
 @dataclass(slots=True)
 class TopicCount:
-    """One topic's saved messages, their bytes, and its known lost messages."""
+    """Counts of one topic: saved messages, bytes of the saved messages, known lost messages."""
 
     messages: int = 0
     bytes: int = 0
@@ -382,7 +382,7 @@ class _Planner:
                     notes = self._notes.get(key)
                     offset = int(part.offsets[0])
                     if notes is not None and offset < notes.next:
-                        # This queue offset may be in use: use the queue's next one.
+                        # This queue offset may be in use: use the queue's next queue offset.
                         offset = notes.next
                         self._plan.queue_offsets[one.start] = offset
                         self._plan.stale.moved += 1
@@ -437,7 +437,7 @@ class _Planner:
         plan.ends = int(np.count_nonzero(places.of(halves) < 0))
 
     def _shift(self) -> int:
-        """Return the number of bytes by which all physical offsets of the new log are raised.
+        """Return the number of bytes to add to all physical offsets of the new log.
 
         QUIRK: a filler has physical offset 0. If the log begins at 0, and RocketMQ's getMessage
         reads a filler, getMessage treats the log's first file as deleted, and skips the messages of

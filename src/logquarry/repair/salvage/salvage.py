@@ -186,8 +186,8 @@ def salvage(
         config: settings of the store; missing sizes are inferred from the files.
         storage_options: options of the file system, for a URL.
         bars: a function that is called with the name of each part of the work. The function must
-            return a context manager. When salvage enters it, the context manager returns a second
-            function, which salvage calls with this part's progress.
+            return a context manager for this part. The ``__enter__`` of the context manager must
+            return a function, which salvage calls with this part's progress.
 
     Returns:
         The result. Its ``plan`` contains the saved messages and the losses. ``is_whole`` is true if
@@ -279,8 +279,8 @@ def salvage_store(
 def _other_files(
     layout: StoreLayout, queue_file_size: int | None
 ) -> tuple[list[str], list[LeftBehind]]:
-    """Return the files besides log, queues, index and ``config/*``: first those that are copied,
-    then those that are left behind.
+    """Return the files besides log, queues, index and ``config/*``: first the copied files, then
+    the files that are left behind.
     """
     found = find_features(layout)
     is_read = tables_in_rocksdb(layout.filesystem) is not None

@@ -119,7 +119,7 @@ class SalvageTarget:
     def build(self, plan: SalvagePlan, progress: Progress | None = None) -> None:
         """Make queues, index, checkpoint and durable offset of the new store from its log."""
         # The salvage has already corrected the queue offsets in the log. Only frames without a
-        # place in their queues still have a wrong one.
+        # place in their queues still have a wrong queue offset.
         mends = any(story.strays for story in plan.queues.values())
         recovery = plan_safe(self.work, plan.config, progress=progress, mends=mends)
         if recovery.message_count != plan.messages or recovery.damage:
@@ -276,7 +276,7 @@ def undo_or_finish(into: Path) -> bool:
 
 
 def _carried_names(folder: Path) -> list[str]:
-    """Return the names that a salvage may have copied from the old store's main folder."""
+    """Return the names in ``folder`` that a salvage may have copied from the old store."""
     return sorted(
         path.name
         for path in folder.iterdir()
@@ -440,7 +440,7 @@ def _replaced(places: Int64, values: Mapping[int, int]) -> tuple[Int64, Int64]:
 
 def _renew_crcs(data: Bytes, starts: Int64, sizes: Int64, wrong: list[int]) -> None:
     """Write the new property CRC of each changed frame. A CRC that was wrong before stays wrong: a
-    right one would hide the damage from verify and brokers.
+    right CRC would hide the damage from verify and brokers.
     """
     carriers = columns.crc_carriers(data, starts, sizes)
     for number in np.setdiff1d(carriers, np.array(wrong, np.int64)).tolist():
