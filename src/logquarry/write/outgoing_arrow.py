@@ -254,8 +254,8 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
     if name in _INTEGERS:
         if name in _TIMES and pa.types.is_timestamp(kind):
             milliseconds = pa.timestamp("ms", kind.tz)
-            # A cast of microseconds or nanoseconds must not be checked, because it cuts off digits.
-            # A cast of seconds must be checked, because the milliseconds can exceed 64 bits.
+            # From microseconds or nanoseconds, the cast cuts off digits, which Arrow's check would
+            # refuse. From seconds, the milliseconds can exceed 64 bits, so Arrow must check them.
             is_checked = kind.unit == "s"
             return cast_column(column, name, milliseconds, safe=is_checked).cast(pa.int64())
         if not pa.types.is_integer(kind):

@@ -442,8 +442,8 @@ class HarmedTypes:
         self.found[place] = HarmedType(key, frame.queue_offset, place, frame.size, stored, right)
 
     def _harmed(self, key: QueueKey, offset: int, entry: QueueEntry) -> Frame | None:
-        """Return the frame of an entry if only the frame's transaction type contradicts the entry;
-        else None.
+        """Return the frame of an entry if the frame agrees with the entry except for its
+        transaction type; else None.
         """
         frame = self._log.frame_of(entry)
         if frame is None or sys_flag.advances_queue(frame.sys_flag):
