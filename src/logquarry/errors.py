@@ -217,9 +217,9 @@ class MessageRejected(StoreError):
         reason: logquarry's code for the cause, such as too_large, properties, topic or delay.
         index: index of the message in a ``put_many``, from 0; None for a single put.
         appended: as in :class:`StoreUnavailable`. Usually ``put_many`` checks all messages
-            before it appends any, so a rejection leaves none of them in the log. Only if
-            multi-dispatch (delivery to further queues) makes a message too large, the messages
-            before it are already in the log.
+            before it appends any, so a rejection leaves none of them in the log. There is
+            one exception: if multi-dispatch (delivery to further queues) makes a message too large,
+            the messages before this message are already in the log.
     """
 
     def __init__(self, message: str, *, status: str, reason: str, index: int | None = None) -> None:

@@ -126,9 +126,9 @@ class FileSystem(ABC):
         unreadable: maps the path of a file below the root to the unreadable ranges that were found
             in this file.
         dead_links: paths of links without a target, in the folders that were listed.
-        lost_names: names whose entries the disk cannot read: a dict, or None. If it is None,
-            :meth:`list` raises an error for such a name. If it is a dict, :meth:`list` leaves the
-            name out, and adds path and reason to the dict.
+        lost_names: maps the paths whose folder entries the disk cannot read to the reasons. If
+            this is None, :meth:`list` raises an error for such an entry. Otherwise, :meth:`list`
+            adds the path to this dict, and does not return its name.
     """
 
     root: str

@@ -253,7 +253,7 @@ class HarmedIds:
         unknown. If the search needs too much work, return True.
 
         If one of these offsets is unknown, the search may have to read the whole log. So one search
-        may use only half of the remaining work: later searches can be short.
+        may use only half of the remaining work, to leave the other half to later searches.
         """
         start, stop = near
         if start is not None and stop is not None and start > stop:

@@ -70,7 +70,7 @@ _PAGES: Final = (4 << 10, 16 << 10, 64 << 10)
 _SECTOR: Final = 512
 """Number of bytes that a disk writes whole."""
 _BACK: Final = 16 << 20
-"""Number of bytes before the log's end that are searched for the source of stale bytes."""
+"""To explain stale bytes, the search reads so many bytes before the log's end."""
 _MOST_FRAMES: Final = 1 << 14
 _MOST_BATCH: Final = 128
 """Maximum number of messages in the last append, as assumed here. One append can be a batch."""

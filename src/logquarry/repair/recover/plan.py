@@ -50,7 +50,7 @@ class StepKind(Enum):
     EXTEND = "extend"
     """Append zeros to a file that is too short."""
     PUT_BLANK = "put_blank"
-    """Create a file of one blank, which readers skip, in place of a lost log file."""
+    """In place of a lost log file, create a file that is one blank. Readers skip a blank."""
     BUILD_QUEUE = "build_queue"
     """Write the entries that a queue lacks."""
     BUILD_TRANSACTIONS = "build_transactions"
