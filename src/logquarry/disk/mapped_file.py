@@ -40,7 +40,7 @@ _NO_BYTES: Final = memoryview(b"")
 
 
 def _keep_nothing(start: int, stop: int) -> None:
-    """Do nothing: the value of :attr:`MappedFile.keep` if the buffer is not a FileCopy."""
+    """Do nothing. A MappedFile whose buffer is not a FileCopy has this function as ``keep``."""
 
 
 class MappedFile(FilePlace):

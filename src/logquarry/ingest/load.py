@@ -123,8 +123,8 @@ def _check_dead_letters(plan: LoadPlan) -> None:
 
 
 def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
-    """Append segments to one store, unless the store already has the load. Then remove the
-    segments.
+    """Append the segments of a load to one store, unless an earlier attempt has appended them. Then
+    remove the segments.
 
     The removal frees the memory and the disk blocks of the segments. If stores are loaded one after
     the other, the log of the next store can use this space.

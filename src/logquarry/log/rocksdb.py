@@ -83,7 +83,7 @@ def lost_files(filesystem: FileSystem, folder: str) -> LostFiles | None:
         return None
     # A live broker may have replaced files between the read of the manifest and the listing. So
     # read the manifest again, and keep only the files that it still names. RocksDB never uses a
-    # name twice, so the database needed these files at the time of the listing.
+    # name twice. So a file that both manifests name was also needed at the time of the listing.
     named = _named_files(filesystem, folder)
     left = () if named is None else tuple(name for name in lost if name in named.names)
     return named._replace(names=left) if named is not None and left else None

@@ -77,8 +77,8 @@ Only a write directly after another write may change none (see _SETTLED_NS).
 
 class _Found(NamedTuple):
     # ``document`` is None if there is no table to send. ``is_sure`` is False if the file could not
-    # be read. If ``is_sure`` is False, the server does not keep the result: the next read can
-    # succeed although the file still has the same signature.
+    # be read. In this case, the server reads the file again at the next request, even if the
+    # signature of the file is the same.
 
     signatures: tuple[_Signature | None, ...]
     document: bytes | None

@@ -308,8 +308,9 @@ class IndexWriter:
 
 
 def next_name(last: str, now_ms: int) -> str:
-    """Return a name for a new file. Usually the name is the current time. If this time is not after
-    the name ``last``, the name is the millisecond after ``last``.
+    """Return a name for a new file. Usually the name shows the current time. But if ``last``, the
+    name of the newest file, shows this time or a later one, the new name shows the millisecond
+    after ``last``.
 
     QUIRK: RocketMQ always uses the current time (``timeMillisToHumanString``). So two files of one
     millisecond get the same name, and if the clock is set back, a new file has a lower name than

@@ -79,8 +79,8 @@ class LogAppender(FrameAppend):
     """Appends any message to the log. Faster code for common messages must do the same as this
     class (the reference). Any thread may append.
 
-    ``rules`` contains the rules of dialect 3.1 or for property CRCs. With such rules, only this
-    class writes frames; no compiled kernel does. See
+    ``rules`` contains the rules for a store of dialect 3.1, or for a store with property CRCs. With
+    such rules, only this class writes frames; no compiled kernel does. See
     :class:`~logquarry.write.frame_append.FrameAppend` for the other arguments. The argument
     ``queue_offsets`` is RocketMQ's ``topicQueueTable``.
     """

@@ -154,7 +154,7 @@ class HarmedIds:
         return placed(parts, self.found) if has_found else parts
 
     def _others(self, key: QueueKey) -> Iterator[QueueKey]:
-        """Yield the queues that a harmed frame can belong to if it names the queue ``key``."""
+        """Yield the possible right queues of a harmed frame that names the queue ``key``."""
         topic, queue_id = key
         yield from (other for other in self._by_topic.get(topic, ()) if other != key)
         for similar in self._similar_to(topic):

@@ -67,7 +67,7 @@ class _Beginning:
         start: the user's choice; None if the group must start at the first message of each queue,
             or at the estimate.
         saved_at: a pair: the time (milliseconds) at which the lost offsets were last written, and
-            the file whose change time this is. None if no offsets were lost, or if the time is
+            the file whose change time shows this. None if no offsets were lost, or if the time is
             unknown. If both ``start`` and ``saved_at`` have values, it is uncertain whether offsets
             were lost. The group then starts at the earlier of ``start`` and the estimate.
     """
