@@ -263,9 +263,9 @@ class QueueFolders:
         full_folders: Callable[[], Collection[Path]] = tuple,
     ) -> None:
         # QUIRK: Java sorts the configured paths as text, and places file number n in the path with
-        # the index n modulo the number of paths. So if the configuration gets another path, new
-        # files go to other folders than before. Existing files are found, no matter which of the
-        # folders they are in.
+        # the index n modulo the number of paths. So if you add a path to the configuration, new
+        # files go to other folders than before. Existing files are found in any of the configured
+        # folders.
         given = (folders,) if isinstance(folders, Path) else tuple(folders)
         self.folders = tuple(sorted(set(given), key=str))
         self._read_only = frozenset(read_only)

@@ -34,8 +34,8 @@ _UNLOCK_AFTER: Final = 6.0
 """Seconds until the pages of a full file are unlocked (``CommitLog.putMessage``)."""
 _MOST_TRIES: Final = 100
 _CHECK_EVERY: Final = 1.0
-"""After a flush has unlocked pages and checked file names, later flushes skip both steps for this
-number of seconds.
+"""Minimum number of seconds between two flushes that unlock pages and check file names. Other
+flushes skip both steps.
 """
 
 
@@ -71,12 +71,12 @@ class MappedFileQueue(LastFile):
         aside: the quarantine folder of the queue's files.
 
     Attributes:
-        reach: the allocator creates a file ahead only if the file begins before this offset; None
-            if there is no limit.
+        reach: the allocator creates only files that begin before this offset; None if there is no
+            limit.
         flushed_offset: offset after the bytes on the disk (``flushedWhere``).
         committed_offset: offset after the bytes in the files (``committedWhere``).
-        store_timestamp: store time of the last message that the last thorough flush (see
-            :meth:`flush`) has synced.
+        store_timestamp: store time of the last message that a thorough flush has synced (see
+            :meth:`flush`).
         on_flushed: called with the flushed offset after each flush; must not raise an exception.
     """
 
@@ -218,7 +218,7 @@ class MappedFileQueue(LastFile):
 
     def _keeps_name(self, file: MappedFile) -> bool:
         """Whether a file still has its name. With ``guard_names``, protect the name from now on."""
-        # If the disk fails, the name is not lost: the next put checks the same file again.
+        # If the disk fails during this check, the next put checks the same file again.
         with self._disk.refusing(file.path):
             if self._guard is not None:
                 file.guards_name = True
@@ -368,8 +368,7 @@ class MappedFileQueue(LastFile):
 
     def _since(self, offset: int) -> list[MappedFile]:
         first = max(0, bisect_right(self.bases, offset) - 1)
-        # An element that is still a path is a file that was never opened, and such a file is
-        # flushed.
+        # Skip elements that are paths: these files were never opened, so they are flushed.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
 
     # --------------------------------------------------------------------------------- the end

@@ -255,8 +255,8 @@ class DurableFile:
                 self._file.sync()
 
     def expect(self, before: Checkpoint, after: Checkpoint) -> None:
-        """Record that the durable offset is valid for a store whose checkpoint has the times
-        ``before`` or ``after``.
+        """Record the times of the checkpoint before and after the next write of the checkpoint. The
+        durable offset is valid if the checkpoint has one of these times.
         """
         with self._writing:
             self._mark = self._mark._replace(before=before, after=after)

@@ -135,8 +135,8 @@ class Flag:
 
     The flag is a bare lock instead of a ``threading.Event``. The methods of an Event are written in
     Python, so Ctrl-C inside such a method can leave the Event's lock taken, and then another thread
-    waits for ever. A put calls ``is_unset`` first, and :meth:`set` only if the flag is not set,
-    because ``is_unset`` takes less time.
+    waits for ever. To save time, a put calls ``is_unset`` first, and calls :meth:`set` only if the
+    flag is not set.
     """
 
     def __init__(self) -> None:
@@ -193,9 +193,9 @@ def monotonic_ms() -> int:
 class Service(ABC):
     """A daemon thread that runs :meth:`run_once` at an interval, or after :meth:`wakeup`.
 
-    If :meth:`run_once` raises SyncDelayed, the service runs again after the interval. It also runs
-    again if :meth:`run_once` raises an instance of a class in ``retried``, and if the store may
-    still be written. After any other exception, the service poisons the store and ends.
+    If :meth:`run_once` raises SyncDelayed, the service runs again after the interval. If the store
+    may still be written, the service also runs again after an exception of a class in ``retried``.
+    After any other exception, the service poisons the store and ends.
 
     If several runs fail in a row, the service logs the first failure. It logs a later failure only
     if its text differs from the text of the previous failure. The service also logs the first
@@ -203,8 +203,7 @@ class Service(ABC):
 
     Args:
         interval_ms: pause between two runs; None to run only after :meth:`wakeup`.
-        is_timed: whether the service runs only at the interval, so that :meth:`wakeup` has no
-            effect.
+        is_timed: True if the service runs only at the interval, and :meth:`wakeup` has no effect.
     """
 
     retried: tuple[type[StoreError], ...] = (SyncDelayed,)
@@ -266,8 +265,8 @@ class Service(ABC):
 
     @abstractmethod
     def run_once(self) -> bool | None:
-        """Do the work that is due. Return False if no work is due; the service does not treat such
-        a run as a success.
+        """Do the work that is due. Return False if no work is due: such a run does not count as a
+        success.
         """
 
     def run_last(self) -> None:  # noqa: B027

@@ -1,6 +1,6 @@
-"""Types of NumPy arrays, functions for arrays of records and of queue offsets, and the three tables
-that the compiled functions (kernels) fill: for a walk over the log, for the dispatcher, and for the
-messages of a ``get``.
+"""Types of NumPy arrays, functions for arrays of records and of queue offsets, and three tables.
+The compiled functions (kernels) fill one table for a walk over the log, one for the dispatcher, and
+one for the messages of a ``get``.
 
 A walk reads a part of the log (the window) frame by frame, and fills a table with one row of int32
 per frame. The return codes of a walk are constants below.
@@ -77,8 +77,8 @@ ROW_WIDTH = 8
 
 FROM_FRAME, FROM_STORE_TIME, FROM_BODY = range(3)
 """The three parts of a frame. The second part and the third part each follow a host, which has 8
-bytes (IPv4) or 20 bytes (IPv6). So the position of a field is counted from the start of the field's
-part.
+bytes (IPv4) or 20 bytes (IPv6). So a field's position is relative to the start of the part that
+contains the field.
 """
 
 REACHED_STOP = 0
@@ -176,9 +176,7 @@ def joined_records(*parts: Records) -> Records:
 
 
 def consecutive(offsets: Int64) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop), as array indices, for each part in which every offset is one more than
-    the offset before it.
-    """
+    """Yield the array indices (start, stop) of each run of consecutive offsets."""
     cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
     for start, stop in pairwise([0, *cuts.tolist(), len(offsets)]):
         if start < stop:

@@ -118,8 +118,8 @@ def decode(data: bytes, *, check_size: bool = True) -> Iterator[BatchItem]:
 INNER_BATCH: Final = sys_flag.INNER_BATCH | sys_flag.NEED_UNWRAP
 """Clients split a frame into its messages only if both bits are set."""
 OF_BATCH: Final = INNER_BATCH | sys_flag.COMPRESSED | sys_flag.COMPRESSION_MASK
-"""Bits of the batch's SYSFLAG that its messages do not inherit, because they describe the body of
-the whole frame.
+"""Bits of a batch's SYSFLAG that describe the body of the whole frame, so the batch's messages do
+not inherit these bits.
 """
 MOST_MESSAGES: Final = 0x7FFF
 """Maximum number of messages in a batch: ``DispatchRequest.batchSize`` has 16 bits."""

@@ -57,8 +57,8 @@ START: Final = Layout(
     "log start", Field("start", "q", "physical offset at which the log starts; -1: unknown")
 )
 START_SIZE: Final = START.size + 4
-"""Bytes of the two fields after the fields of :class:`DurableMark`: the log's start, and the CRC-32
-of the start. The fields are valid only if the mark is valid.
+"""Size in bytes of two fields: the log's start, and the CRC-32 of the start. They follow the fields
+of :class:`DurableMark` in the file. The fields are valid only if the mark is valid.
 """
 
 
@@ -78,8 +78,8 @@ class Offsets(NamedTuple):
     logics_physical: int = 0
 
     def limited(self, end: int) -> Offsets:
-        """Return the offsets for a log that was truncated at ``end``: ``confirm`` and
-        ``logics_physical`` are at most ``end``.
+        """Return the offsets for a log that was truncated at ``end``: limit ``confirm`` and
+        ``logics_physical`` to ``end``.
         """
         return self._replace(
             confirm=min(self.confirm, end), logics_physical=min(self.logics_physical, end)

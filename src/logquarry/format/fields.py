@@ -53,7 +53,7 @@ class Layout:
         self.size = self.struct.size
         ends = list(accumulate(field.width for field in fields))
         self.offsets = dict(zip([field.name for field in fields], [0, *ends], strict=False))
-        # The same offsets as a named tuple, because kernels cannot read a dictionary.
+        # Kernels cannot read a dictionary, so they use this named tuple of the same offsets.
         self.at: Any = namedtuple(type(self).__name__, self.offsets)(**self.offsets)
 
     def page(self, values: Iterable[int]) -> bytes:

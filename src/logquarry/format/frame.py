@@ -1,5 +1,5 @@
-"""Encodes and decodes the frames of the commit log, and the blanks that end its files, in pure
-Python (the reference for the compiled kernels).
+"""Encodes and decodes the frames and blanks of the commit log in pure Python. This module is the
+reference for the compiled kernels.
 
 A frame, big-endian, as ``CommitLog.checkMessageAndReturnSize`` reads it::
 
@@ -244,8 +244,8 @@ def prefix(born_host_size: int, store_host_size: int) -> struct.Struct:
 
 
 def encode(frame: Frame) -> bytes:
-    """Encode a frame. The function writes the frame's attribute ``body_crc`` as BODYCRC, and does
-    not compute the CRC.
+    """Encode a frame. The function does not compute the CRC: BODYCRC is the frame's attribute
+    ``body_crc``.
 
     Raises ValueError if the size of a host contradicts SYSFLAG, or if a value does not fit its
     field.
@@ -302,9 +302,9 @@ def decode_at(
         base: the physical offset of ``data[0]``.
         end: index in ``data`` at which the file ends (default: the length of ``data``).
         check_crc: whether to compare the CRC of the body with BODYCRC. Unlike Java, the function
-            also checks an empty body, for which RocketMQ writes BODYCRC 0. Otherwise damage could
-            stay unnoticed: wrong flags in SYSFLAG change the lengths of the hosts, and a body can
-            then look empty.
+            also checks the BODYCRC of an empty body, which must be 0. Without this check, some
+            damage would not be detected: a wrong flag in SYSFLAG changes the lengths of the hosts,
+            so that a body can look empty.
     """
     view = memoryview(data)
     if end is None:
@@ -457,8 +457,8 @@ def host_bytes(text: str) -> bytes:
 
 
 def valid_host_bytes(text: str) -> bytes:
-    """Parse the host of a new message, like :func:`host_bytes`, but refuse a port above 65535 or
-    below 0. A frame has room for such a port, but Java's ``InetSocketAddress`` refuses it.
+    """Parse the host of a new message, like :func:`host_bytes`. Raise UsageError for a port above
+    65535 or below 0: a frame has room for such a port, but Java's ``InetSocketAddress`` refuses it.
     """
     data = host_bytes(text)
     port = _HOST_PORT.unpack(data[-4:])[0]

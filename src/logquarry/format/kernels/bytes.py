@@ -92,7 +92,7 @@ store_raw64 = _store(types.int64, swaps=False)
 
 @intrinsic
 def trailing_zeros(typingctx: Any, word: Any) -> Any:
-    """Return the number of zero bits below the lowest set bit; the word must not be 0."""
+    """Return the number of zero bits below the word's lowest one bit. The word must not be 0."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.IntType(1)(1))
@@ -180,8 +180,8 @@ def kernel(function: Any, *, nogil: bool = True) -> Any:
     If ``nogil`` is true, the code does not hold the GIL while it runs.
     """
     made = njit(cache=True, nogil=nogil, error_model="numpy")(function)
-    # If Ctrl-C interrupts numba while it loads a function, numba can load no other function in this
-    # process.
+    # Block Ctrl-C: if Ctrl-C interrupted numba while numba loads a function, numba could load no
+    # other function in this process.
     made.compile = held()(made.compile)
     return made
 
