@@ -13,10 +13,10 @@ The table has one column of int64 per message:
 - STORE_TIMESTAMP is the earliest allowed store time. Only a message from another store has such a
   limit: it keeps its store time.
 
-A staged frame is complete, except for the fields whose values are known only while the log's lock
-is held. Before :func:`place` sets these fields, QUEUEOFFSET contains an index into a table of
-queues that the caller stores with the frames, and PHYSICALOFFSET and STORETIMESTAMP have no
-meaning.
+In a staged frame, only three fields lack their final values: QUEUEOFFSET, PHYSICALOFFSET and
+STORETIMESTAMP. The writer sets them (:func:`place`) while it holds the log's lock. Until then,
+QUEUEOFFSET is an index into a table of queues, which the caller stores with the frames; the other
+two fields have no meaning.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def size_at(data: memoryview, start: int) -> int | None:
 
 
 def queue_number(data: memoryview, start: int) -> int:
-    """Return the index of a staged frame's queue, which its field QUEUEOFFSET contains."""
+    """Return the index of a staged frame's queue, from the frame's field QUEUEOFFSET."""
     return int(_NUMBER.unpack_from(data, start + _AT_NUMBER)[0])
 
 

@@ -296,7 +296,7 @@ def is_plain(address: int, length: int) -> bool:
         return True
     i = 0
     while True:
-        # The last word overlaps the word before it.
+        # The last word may overlap the previous word.
         at = min(i, length - 8)
         word = load_raw64(address + at)
         # If all bytes are ASCII, the subtraction sets the high bit only in a byte that is NUL or
