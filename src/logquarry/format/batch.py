@@ -191,7 +191,7 @@ ENTRY = Layout(
     Field(
         "reserved",
         "i",
-        "0; or, in an entry that logquarry wrote, the number of lost messages that it replaces",
+        "0; in a filler that logquarry wrote: number of lost messages that the filler replaces",
     ),
 )
 ENTRY_SIZE: Final = ENTRY.size
