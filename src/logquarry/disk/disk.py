@@ -334,7 +334,7 @@ class Disk:
         if not self._unsynced:
             return
         # The lock prevents a lost sync: without the lock, another thread could add a folder after
-        # this thread has synced the folder, and this thread would then remove it from the set.
+        # this thread has synced the folder. Then this thread would remove the folder from the set.
         with self._delaying:
             for folder in sorted(self._unsynced):
                 try:

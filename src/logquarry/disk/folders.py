@@ -251,7 +251,7 @@ class AbortFile:
 
 class QueueFolders:
     """The folders of one queue of files. ``full_folders`` returns the folders that have no room for
-    another file. A new file is created in such a folder only if all writable folders lack room.
+    another file. A new file goes to a full folder only if all writable folders are full.
     """
 
     def __init__(

@@ -32,8 +32,8 @@ from logquarry.log.store_files import COMMIT_LOG, quarantine
 logger = logging.getLogger(__name__)
 
 _FULL: Final = 0.85
-"""If a larger part (0 to 1) of a folder's disk is used, new files are created in the log's other
-folders, if one of them has room (``getDiskSpaceCleanForciblyRatio``).
+"""A part (0 to 1) of a disk. If a larger part of a folder's disk is used, a new file is created in
+another folder of the log that has room (``getDiskSpaceCleanForciblyRatio``).
 """
 
 WAIT_TIMEOUT_MS: Final = 5_000
@@ -76,8 +76,8 @@ def full_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 class _Request:
-    """A request to the service to create a file before a put needs the file. The service sets
-    ``file`` or ``error``, and then ``done``.
+    """Asks the service to create a file before a put needs the file. The service sets ``file`` or
+    ``error``, and then ``done``.
     """
 
     def __init__(self, path: Path, size: int) -> None:

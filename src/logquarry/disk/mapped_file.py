@@ -46,12 +46,12 @@ def _keep_nothing(start: int, stop: int) -> None:
 class MappedFile(FilePlace):
     """A mapped file, often in a :class:`MappedFileQueue`. Positions begin at 0 in each file.
 
-    The constructor opens or creates the file. :attr:`wrote` and :attr:`flushed` start at 0, even
-    for an existing file, because the end of its data is unknown until a caller reads the frames.
+    The constructor opens or creates the file. Even for an existing file, :attr:`wrote` and
+    :attr:`flushed` start at 0, because only the frames show where the file's data ends.
 
     An access to a map raises SIGBUS if the disk fails. If this process has no handler of SIGBUS, it
-    never accesses the map: the writer changes a copy in memory
-    (:class:`~logquarry.disk.write_buffers.FileCopy`), and readers read the bytes by system calls.
+    never accesses the map. The writer changes a copy in memory
+    (:class:`~logquarry.disk.write_buffers.FileCopy`), and readers use system calls.
 
     Args:
         pool: lends a buffer for writes, if a buffer is free.
@@ -66,8 +66,7 @@ class MappedFile(FilePlace):
         store_timestamp: store time of the last message. The writer sets this attribute after its
             append.
         flushed_timestamp: store time of the last message that a flush has synced.
-        guards_name: whether a flush fails if another program has deleted the file, so that the file
-            has no name any more.
+        guards_name: whether a flush fails if another program has deleted the file's name.
     """
 
     def __init__(

@@ -206,8 +206,8 @@ class MappedFileQueue(LastFile):
     def _made_now(self, base: int) -> MappedFile:
         path = self._path_of(base)
         if self._aside is not None and self._guard is None and is_file(path):
-            # If a RocketMQ broker is started on this store, the broker dispatches messages, and may
-            # create the queue's next file, before it fails to take the lock.
+            # A RocketMQ broker that starts on this store dispatches messages before it fails to
+            # take the lock. So the broker may have created the queue's next file.
             self._disk.set_aside(path, self._aside)
         for _ in range(_MOST_TRIES):
             made = MappedFile(self._disk, path, base, self.file_size, exclusive=True)

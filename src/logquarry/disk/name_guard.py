@@ -155,8 +155,8 @@ class NameGuard:
 
         If a file was renamed in its folder, the method does not restore the previous name, because
         a recovery renames the file back. The method does not restore files that retention has
-        deleted. If a file of the log does not have the size of the log's other files, it is a file
-        of another store, so the method moves it to quarantine.
+        deleted. If the size of a log file differs from the log's other files, the file belongs to
+        another store, and the method moves it to quarantine.
 
         Args:
             folders: all folders of the log, and possibly the folder of the index.
@@ -223,8 +223,8 @@ class NameGuard:
     def _log_names(self, folders: Iterable[Path]) -> Iterator[tuple[Path, bool, int | None]]:
         """Yield the own names and the hard links of log files.
 
-        Yield the path of the file's own name, whether the item is the hard link, and the size of
-        the file (None if the file cannot be read).
+        For each name, yield three values: the path of the file's own name; True if the name is the
+        hard link; the size of the file (None if the file cannot be read).
         """
         for folder in folders:
             for place in (folder, links_of(folder)):

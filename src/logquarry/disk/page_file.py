@@ -255,8 +255,8 @@ class DurableFile:
                 self._file.sync()
 
     def expect(self, before: Checkpoint, after: Checkpoint) -> None:
-        """Record the times of the checkpoint before and after the next write of the checkpoint. The
-        durable offset is valid if the checkpoint has one of these times.
+        """Record the checkpoint's times before and after its next write. The durable offset is
+        valid only if the checkpoint has one of these two sets of times.
         """
         with self._writing:
             self._mark = self._mark._replace(before=before, after=after)

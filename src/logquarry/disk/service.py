@@ -70,15 +70,15 @@ class RunningFlags(Refusals):
 class Health(HealthReason):
     """Whether a store may be written and read.
 
-    After a failed sync, it is unknown which bytes are on the disk: the operating system marks the
-    unwritten pages as clean, so the next sync would report success without writing them. So the
-    first failed sync ends all writes until the store is opened again (the store is *poisoned*).
+    After a failed sync, it is unknown which bytes are on the disk. The operating system marks the
+    unwritten pages as clean, so the next sync would report success without writing these pages. So
+    the first failed sync ends all writes until the store is opened again (the store is *poisoned*).
     From then on no file is synced, and waiting puts fail, but the store can still be read.
 
     Attributes:
         reason: why the store may no longer be written, None if the store may be written.
-        is_gone: whether the store can no longer be read, because it was closed, or because this is
-            a forked child.
+        is_gone: True if the store cannot be read any more: it was closed, or this process is a
+            forked child.
         is_forked: whether this is a forked child. In a forked child a lock may stay taken forever,
             because the thread that held the lock exists only in the parent.
     """
@@ -134,9 +134,9 @@ class Flag:
     """A flag that any thread can set. One thread waits for the flag, and clears it.
 
     The flag is a bare lock instead of a ``threading.Event``. The methods of an Event are written in
-    Python, so Ctrl-C inside such a method can leave the Event's lock taken, and then another thread
-    waits for ever. To save time, a put calls ``is_unset`` first, and calls :meth:`set` only if the
-    flag is not set.
+    Python. If Ctrl-C interrupts such a method, the Event's lock can stay taken, and another thread
+    then waits for ever. To save time, a put calls ``is_unset`` first, and calls :meth:`set` only if
+    the flag is not set.
     """
 
     def __init__(self) -> None:
@@ -245,8 +245,8 @@ class Service(ABC):
         self._is_stopping = True
         self._wake.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
-            # Do not ask the thread object: in Python 3.11, it reports the thread as ended after
-            # Ctrl-C has interrupted a join, even if the thread still runs.
+            # Do not use the thread's own state: in Python 3.11, after Ctrl-C has interrupted a
+            # join, a thread that still runs is reported as ended.
             if not self._exited.wait(timeout_s):
                 logger.warning("%s has not ended in %s s", self.name, timeout_s)
                 return False

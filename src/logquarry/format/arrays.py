@@ -86,7 +86,7 @@ REACHED_STOP = 0
 ``DamageKind``.
 """
 BLANK = 100
-"""At the position where the walk ended, a blank starts."""
+"""The walk ended at the start of a blank."""
 NEED_MORE = 101
 """A frame continues beyond the window, but not beyond the file."""
 TABLE_FULL = 102
@@ -123,17 +123,15 @@ ASK_TAGS: Final = -2
 """The message's properties are not valid UTF-8, so the pure-Python version must decode the tags."""
 
 NOT_SOUND: Final = -1
-"""Result of the ``get`` kernel in uncommon cases, for which the pure-Python version must answer the
-get.
-"""
+"""Result of the ``get`` kernel in an uncommon case: the pure-Python version must answer the get."""
 NOT_AT_HAND: Final = -2
 """Result of the ``get`` kernel if a frame is not in the mapped part of the log that the caller
 passed.
 """
 COUNT_SHIFT: Final = 24
 """Any other result of the ``get`` kernel is one 64-bit integer that contains three numbers. The
-lowest 24 bits are the bytes of the copied frames, the next 24 bits are the number of messages, and
-the other bits are the number of entries that were read.
+lowest 24 bits are the size of the copied frames in bytes, the next 24 bits are the number of
+messages, and the other bits are the number of entries that were read.
 """
 
 (

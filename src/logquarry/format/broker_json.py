@@ -47,7 +47,7 @@ MAX_NESTING = 64
 
 
 def replace_member(document: str, name: str, source: str) -> str:
-    """Replace one member of a document's object by the same member of another document.
+    """Replace one member of a JSON document by the member of the same name in another document.
 
     All other bytes stay unchanged, so members that logquarry does not know are kept. If a document
     has several members of this name, the last one is used, as in :func:`decode`. Raises ValueError

@@ -1,8 +1,8 @@
 """The epochs of controller mode: the file ``epochFileCheckpoint`` (``EpochFileCache``).
 
 A new epoch begins when the controller elects a master. The file has a line with the number of
-epochs, a line with a CRC, and a line ``EPOCH-OFFSET`` for each epoch. The CRC covers these lines;
-OFFSET is the physical offset at which the epoch begins.
+epochs, a line with a CRC, and a line ``EPOCH-OFFSET`` for each epoch. The CRC covers the lines
+``EPOCH-OFFSET``; OFFSET is the physical offset at which the epoch begins.
 """
 
 from __future__ import annotations

@@ -295,8 +295,8 @@ def decode_at(
 ) -> Outcome:
     """Decode the frame or blank at a position of a log file, or report the damage there.
 
-    The function raises no error for damaged bytes, and reads no byte at or after ``end``. If it
-    returns a frame, :func:`encode` makes the same bytes from the frame.
+    The function raises no error for damaged bytes, and reads no byte at or after ``end``. If the
+    function returns a frame, :func:`encode` turns this frame into the same bytes again.
 
     Args:
         base: the physical offset of ``data[0]``.
@@ -413,7 +413,7 @@ def starts_entry_blank(data: memoryview, position: int) -> bool:
 
 
 def is_entry_blank_reference(data: memoryview, position: int, *, left: int) -> bool:
-    """Whether DLedger left the last ``left`` bytes of a file, from a position on, unused."""
+    """Whether DLedger left the bytes from a position to the file's end unused (``left`` bytes)."""
     size = int.from_bytes(data[position + 4 : position + ENTRY_BLANK_SIZE], "big", signed=True)
     return starts_entry_blank(data, position) and size == left
 

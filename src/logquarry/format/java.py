@@ -127,8 +127,8 @@ def table_size_for(count: int) -> int:
 
 
 def hash_map_order(keys: Iterable[str], table_size: int = 16) -> list[str]:
-    """Return the order in which a ``java.util.HashMap`` iterates, if ``keys`` were inserted in
-    their order.
+    """Return ``keys`` in the order of a ``java.util.HashMap`` into which they were inserted one by
+    one.
 
     When RocketMQ rewrites a property string, it writes the properties in this order. When a bucket
     gets a ninth entry, Java doubles the table if it has fewer than 64 buckets, and otherwise

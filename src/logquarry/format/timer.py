@@ -1,9 +1,9 @@
 """The files of RocketMQ 5's timer wheel (``TimerWheel``, ``TimerLog``, ``TimerCheckpoint``).
 
 The timer wheel is the file ``timerwheel``, an array of slots. The time since 1970 is divided into
-spans of ``timerPrecisionMs`` milliseconds. The messages whose delivery time is in span number n are
-in the slot with the index n modulo the number of slots. A slot points to its first and its last
-entry in the timer log, and each entry points to the previous entry of the same slot.
+spans of ``timerPrecisionMs`` milliseconds. If a message's delivery time is in span n, the message
+is in slot n modulo the number of slots. A slot points to its first and its last entry in the timer
+log, and each entry points to the previous entry of the same slot.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ MAGIC_BLANK: Final = 0xCBD43194
 PRECISION_MS: Final = 1000
 """``timerPrecisionMs``."""
 ROLL_SLOTS: Final = 2 * 24 * 3600
-"""Number of slots (``timerRollWindowSlot``). If the delivery time of a message is this number of
-slots away or more, the broker places the message in an earlier slot of the wheel. When this slot is
-due, the broker returns the message to the timer queue, and then places it in the wheel again.
+"""Number of slots (``timerRollWindowSlot``). If a message is due only after this number of slots or
+more, the broker first places the message in an earlier slot of the wheel. When this slot is due,
+the broker returns the message to the timer queue, and then places it in the wheel again.
 """
 WHEEL_MS: Final = 7 * 24 * 3600 * 1000
 """Milliseconds that the wheel covers (``TIMER_WHEEL_TTL_DAY``). If a broker was down longer than

@@ -236,9 +236,8 @@ def commit_load(
             the load must not have a lower version than the last load.
 
     Raises:
-        UsageError: if a task has staged rows of another load, if a load with the last load's
-            version has more rows than the last load, or if a batch has a lower version than the
-            last load.
+        UsageError: in three cases: a task has staged rows of another load; the load has the last
+            load's version, but more rows; a batch has a lower version than the last load.
         CorruptFile: if a segment has changed since it was staged. If a segment is missing or has
             another size, nothing is appended to any store. If only the content has changed, nothing
             is appended to the store of this segment.
