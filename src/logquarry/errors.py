@@ -61,8 +61,8 @@ _OF_WRITES: Final = _OF_READS | {
 
 
 def write_reason(error: OSError) -> str:
-    """Return why a write, a sync or another change failed, and what the user can do next, if this
-    is known.
+    """Return why a write, a sync or another change failed, and, if known, what the user can do
+    next.
     """
     step = _OF_WRITES.get(error.errno or 0)
     reason = error.strerror or str(error)

@@ -291,8 +291,8 @@ class Disk:
             logger.warning("closing a file failed: %s", error)
 
     def sync(self, descriptor: int, path: Path) -> None:
-        """Sync a file's bytes. Raises StoreUnavailable if this sync or an earlier sync failed, and
-        SyncDelayed if an earlier sync of a folder must be repeated first.
+        """Sync a file's bytes. Raises StoreUnavailable if this sync or an earlier sync failed.
+        Raises SyncDelayed if an earlier sync of a folder must be repeated first.
         """
         self._require_synced()
         try:

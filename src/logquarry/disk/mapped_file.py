@@ -189,8 +189,8 @@ class MappedFile(FilePlace):
         """Write many bytes at the end, by a system call (or to the pool's buffer, if there is one).
 
         A write to the map would cause a page fault for each new page, and the operating system
-        would first fill the page with zeros. This takes longer than copying the bytes. A failed
-        write poisons the store, and raises StoreUnavailable.
+        would first fill the page with zeros. These steps take longer than copying the bytes. A
+        failed write poisons the store, and raises StoreUnavailable.
         """
         at, end = self.wrote, self.wrote + len(data)
         assert end <= self.size
@@ -245,9 +245,7 @@ class MappedFile(FilePlace):
         return changed
 
     def holds_data(self) -> bool:
-        """Whether the file has a byte that is not 0. This includes bytes that another process
-        wrote.
-        """
+        """Whether the file has a byte that is not 0. Bytes that another process wrote count too."""
         return next(self._written_from(0), None) is not None
 
     def _written_from(self, position: int) -> Iterator[tuple[int, Bytes]]:
@@ -422,8 +420,8 @@ class MappedFile(FilePlace):
         return () if self._probed is None else self._probed.unreadable
 
     def require_readable(self, position: int, size: int) -> None:
-        """Raise UnreadableFile if the disk cannot read a range. Call this method before a write,
-        because the first write to a page of the map first reads the page from the disk.
+        """Raise UnreadableFile if the disk cannot read a range. Call this method before a write: to
+        change a page of the map, the operating system must first read the page from the disk.
         """
         if (probed := self._probed) is not None:
             probed.window(position, size)

@@ -195,8 +195,8 @@ class MappedFileQueue(LastFile):
         made = self._allocator.take(path, following, self.file_size)
         if self._keeps_name(made):
             return made
-        # A RocketMQ broker that is started on this store cannot take the lock, but before it tries,
-        # it deletes empty files. So check that the new file still has its name.
+        # A RocketMQ broker that starts on this store deletes empty files before it fails to take
+        # the lock. So check that the new file still has its name.
         logger.warning(
             "%s: another program deleted it before its first use; created again", made.path
         )
@@ -268,8 +268,8 @@ class MappedFileQueue(LastFile):
     def max_offset(self) -> int:
         """End of the readable bytes, 0 if there are no files (``getMaxOffset``).
 
-        QUIRK: Like Java, this property uses the last file's committed position, even if the file
-        before the last file is not completely committed yet.
+        QUIRK: Like Java, this property uses the last file's committed position, even if an earlier
+        file is not completely committed yet.
         """
         if self._is_transient:
             return self.committed_offset

@@ -237,8 +237,8 @@ class NameGuard:
     def _of_other_size(self, folders: Iterable[Path]) -> set[Path]:
         """Return the log files that have lost their own name, and are larger or smaller than every
         file that still has its own name. If only one file still has its own name, a crash can have
-        left it too short, so larger files are not returned. If no file has its own name, no file is
-        returned.
+        left this file too short, so larger files are not returned. If no file has its own name, no
+        file is returned.
         """
         sizes: list[int] = []
         lost: dict[Path, int] = {}

@@ -1,4 +1,4 @@
-"""Writes the checkpoint and the durable offset. Each is a file of one page, and is overwritten in
+"""Writes the checkpoint and the durable offset. Both files have one page, and are overwritten in
 place.
 
 The store's lock uses the base class :class:`OpenFile` too.

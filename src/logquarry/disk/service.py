@@ -158,9 +158,7 @@ class Flag:
 
 
 class Done:
-    """A flag that is set once and never cleared. Like :class:`Flag`, it is implemented as a bare
-    lock.
-    """
+    """A flag that is set once and never cleared. Like :class:`Flag`, this flag is a bare lock."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -176,7 +174,8 @@ class Done:
     def wait(self, timeout_s: float) -> bool:
         """Wait until the flag is set. Return whether the flag is set."""
         if not self._is_set and self._free.acquire(timeout=timeout_s):
-            # This thread has taken the lock. Release it, so that the next waiting thread wakes too.
+            # This thread has taken the lock. Release the lock, so that the next waiting thread
+            # wakes too.
             self._free.release()
         return self._is_set
 

@@ -111,14 +111,14 @@ class FileCopy:
         self._disk = disk
         self._descriptor = descriptor
         self._path = path
-        # With MAP_NORESERVE, unused memory does not count against the memory limit. Without it, the
-        # copies of thousands of queue files could exceed the limit.
+        # With MAP_NORESERVE, unused memory does not count against the memory limit. Without this
+        # flag, the copies of thousands of queue files could exceed the limit.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         options: dict[str, Any] = {"flags": flags}
         self._memory = mmap.mmap(-1, size, **options)
         self.view = memoryview(self._memory)
-        # Pages before this position need no release: they are already released, or must stay in
-        # memory because :meth:`load` has read them.
+        # Release only pages after this position. Earlier pages are already released, or must stay
+        # in memory because :meth:`load` has read them.
         self._done = 0
 
     def load(self, length: int) -> None:
@@ -154,8 +154,8 @@ class FileCopy:
             self._done = end
 
     def close(self) -> None:
-        """Release the memory. If views of the memory exist, it is released together with the last
-        view.
+        """Release the memory. If views of the memory exist, the memory is released together with
+        the last view.
         """
         with contextlib.suppress(BufferError):
             self.view.release()

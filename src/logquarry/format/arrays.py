@@ -125,8 +125,8 @@ ASK_TAGS: Final = -2
 NOT_SOUND: Final = -1
 """Result of the ``get`` kernel in an uncommon case: the pure-Python version must answer the get."""
 NOT_AT_HAND: Final = -2
-"""Result of the ``get`` kernel if a frame is not in the mapped part of the log that the caller
-passed.
+"""Result of the ``get`` kernel if a frame is outside the mapped part of the log. The caller passes
+this part to the kernel.
 """
 COUNT_SHIFT: Final = 24
 """Any other result of the ``get`` kernel is one 64-bit integer that contains three numbers. The
@@ -147,8 +147,8 @@ messages, and the other bits are the number of entries that were read.
 """Positions of further arguments of the ``get`` kernel in an array of 64-bit numbers.
 
 The first three are the address, the first and the end physical offset of the mapped part of the
-log. Then follow the address of the CRC function, and the maximum messages and bytes of an answer,
-for messages in memory and for messages on disk.
+log. The fourth is the address of the CRC function. The last four are the limits of an answer:
+maximum messages and bytes, first for messages in memory, then for messages on disk.
 """
 
 TAG_CODE, TAG_AT, TAG_LENGTH = range(3)

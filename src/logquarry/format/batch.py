@@ -135,9 +135,9 @@ def unwrap(frame: Frame, *, limit: int = sys_flag.DEFAULT_LIMIT) -> tuple[Frame,
     itself.
 
     Each message gets its own body, properties, FLAG and BODYCRC (``MessageDecoder.decodeMessage``),
-    and the batch's PHYSICALOFFSET. The function returns the frame itself, like clients
-    (``PullAPIWrapper``), in two cases: the body is not a valid wire form; the body or the messages
-    would take more than ``limit`` bytes.
+    and the batch's PHYSICALOFFSET. Like clients (``PullAPIWrapper``), the function returns the
+    frame itself in two cases: the body is not a valid wire form; the body or the messages would
+    take more than ``limit`` bytes.
     """
     if not is_inner_batch(frame.sys_flag):
         return (frame,)

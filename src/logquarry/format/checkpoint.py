@@ -9,9 +9,9 @@ come from a crash.
 
 The content of ``durable`` fits into one sector, so after a power cut the file has either the old or
 the new content. After a RocketMQ broker has written to the store, the durable offset is not valid
-any more. To detect such a write, the file also has the checkpoint's times before and after
-logquarry's last write of the checkpoint. If the checkpoint has other times now, a broker has
-written it.
+any more. To detect such a write, the file also has two sets of times of the checkpoint: the times
+before and the times after logquarry's last write of the checkpoint. If the checkpoint has other
+times now, a broker has written it.
 
 The file ``durable`` also has the physical offset at which the log starts. Retention raises this
 offset before it deletes log files. So if the first existing log file begins after this offset, log

@@ -93,7 +93,7 @@ def positive_hash_code(text: str) -> int:
 
 
 crc32 = _crc32
-"""The CRC-32 function of zlib-ng if that is installed, because it is faster; else of zlib."""
+"""The CRC-32 function of zlib-ng, which is faster, if zlib-ng is installed; else of zlib."""
 
 
 @cache

@@ -66,8 +66,8 @@ def empty_put_rows(count: int) -> PutRows:
 
 
 PLACED, NO_ROOM, NO_FRAME = range(3)
-"""Why placing frames ended: all frames were placed, the next frame does not fit into the file, or
-the next bytes are not a frame.
+"""Why the kernel stopped placing frames: all frames were placed, the next frame does not fit into
+the file, or the next bytes are not a frame.
 """
 
 _SIZE: Final = struct.Struct(">i")

@@ -1,5 +1,6 @@
-"""The entries of consume queues: 20 bytes each in queue files, or keys and values in RocksDB. Also
-the search for an entry by store time, and the entries of the transaction state table of 3.x.
+"""The entries of consume queues: 20 bytes each in queue files, or keys and values in RocksDB. The
+module also has the search for an entry by store time, and the entries of the transaction state
+table of 3.x.
 
 A queue file (``ConsumeQueue``) has entries of :data:`LAYOUT`. The other layouts describe RocksDB in
 RocketMQ 5 (``RocksDBConsumeQueueStore``): column family ``default`` has the entries, and column

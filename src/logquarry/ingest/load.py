@@ -301,8 +301,8 @@ def _require_repeated(
 ) -> None:
     """Raise UsageError if `load` cannot be a repetition of an earlier load.
 
-    For example, if a query continues with a checkpoint from a backup, Spark uses the numbers of
-    batches again, for other rows. If the sink skipped such a batch, the rows would be lost.
+    For example, if a query continues with a checkpoint from a backup, Spark gives the numbers of
+    earlier batches to other rows. If the sink skipped such a batch, the rows would be lost.
     """
     version, count = last or (load.version, None)
     rows = sum(segment.rows for task in tasks for _, segment in task.segments)

@@ -337,7 +337,7 @@ def place_staged(
     placed: Array,
 ) -> tuple[int, int, int, int]:
     """Copy staged frames (:mod:`logquarry.format.put_frames`) into a file of the log, and set the
-    fields that depend on their place: offsets and store time.
+    fields that depend on a frame's place: offsets and store time.
 
     ``source`` is the address of the staged frames. When the kernel has copied ``most`` or more
     bytes, it stops. ``next_offsets`` has the next queue offset of each queue. The kernel adds the

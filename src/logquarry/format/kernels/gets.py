@@ -99,7 +99,7 @@ def _least(a: int, b: int) -> int:
 
 
 # The kernel runs only for microseconds, so it does not release the GIL. If the kernel released the
-# GIL, another thread could take the GIL, and the kernel might wait milliseconds to get it back.
+# GIL, another thread could take the GIL, and the kernel might wait for the GIL for milliseconds.
 @partial(kernel, nogil=False)
 def get_frames(
     units: int,

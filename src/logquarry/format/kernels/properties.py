@@ -1,5 +1,5 @@
-"""Kernels for property strings. They split strings into properties, make strings from properties,
-check UTF-8, compute tags codes, and hash keys.
+"""Kernels for property strings. These kernels split strings into properties, make strings from
+properties, check UTF-8, compute tags codes, and hash keys.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def mark_named(
 
     The search compares the name with an equally long piece of the property string. If the piece is
     not a property with this name, the search advances by ``shifts[b]``, where b is the last byte of
-    the piece. ``shifts[b]`` is the distance from the last b in the name, not counting the name's
-    last byte, to the name's last byte. If there is no such b, ``shifts[b]`` is the length of the
-    name.
+    the piece. To compute ``shifts[b]``, ignore the name's last byte, and find the last b in the
+    rest: ``shifts[b]`` is its distance from the name's last byte. Without such a b, ``shifts[b]``
+    is the length of the name.
     """
     size = name.shape[0]
     for i in range(count):
@@ -148,8 +148,8 @@ def parse_properties(
     With ``want_pairs``, ``pairs`` (int32 (4, m)) gets the start and the length of each key, and of
     its value. A repeated key of a frame gets only one pair, with the last value. ``pair_offsets``
     gets the index of each frame's first pair. ``table`` and ``stamps`` are int32 scratch arrays for
-    a hash table. The length of both must be a power of two, and at least twice the number of pairs
-    in any frame. ``stamps`` must be filled with 0.
+    a hash table. Each length must be a power of two, and at least twice the largest number of pairs
+    in a frame. ``stamps`` must be filled with 0.
     """
     used = 0
     mask = table.shape[0] - 1
