@@ -41,7 +41,7 @@ LIMITS: Final = {
     errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
     errno.ENOMEM: "free memory",
 }
-"""Errors of ``open`` whose cause is neither the file nor the disk, each with the next step."""
+"""What the user can do if ``open`` fails because of a limit of the process or of the system."""
 
 _OF_READS: Final = LIMITS | {
     errno.ENODEV: "the file system cannot map files into memory: copy the store to another file "

@@ -197,7 +197,8 @@ class MappedFile(FilePlace):
         if self._pooled is not None:
             self._pooled[at:end] = data
         else:
-            # Check the size first: if another program truncated the file, a write would extend it.
+            # Check the size first: if another program truncated the file, a write would extend the
+            # file again.
             self._require_size()
             try:
                 self._disk.write_all(self._descriptor, data, at)

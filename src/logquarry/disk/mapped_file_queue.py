@@ -378,8 +378,8 @@ class MappedFileQueue(LastFile):
 
         In the file that contains the offset, the bytes after the offset are overwritten with zeros,
         and synced. Java keeps these bytes. If a Java broker later appends messages up to these
-        bytes, it reads the old bytes as further messages. Later files that contain data are moved
-        to quarantine. Later files that contain only zeros are deleted.
+        bytes, the broker reads the old bytes as further messages. Later files that contain data are
+        moved to quarantine. Later files that contain only zeros are deleted.
 
         Raises UsageError if the offset is not in the queue, or if a file must be moved and the
         queue has no quarantine folder. After a UsageError no file has changed.

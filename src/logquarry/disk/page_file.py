@@ -1,5 +1,5 @@
-"""Writes the checkpoint and the durable offset. Both files have one page, and are overwritten in
-place.
+"""Writes the checkpoint and the durable offset. Both files are one page long, and are overwritten
+in place.
 
 The store's lock uses the base class :class:`OpenFile` too.
 """

@@ -37,8 +37,8 @@ The table for the dispatcher: one column of int64 per frame.
  9  QUEUE               index of the queue; -1 if the frame takes no queue offset
 ==  ==================  ==============================================================
 
-The table of the messages of a ``get``: one row per message with its most used fields. Positions are
-counted from the first byte of the frames, which follow each other without gaps.
+The table of the messages of a ``get``: one row per message, with the message's most used fields.
+Positions are counted from the first byte of the frames, which follow each other without gaps.
 
 ==  ===============  ==================================================
  #  name             content

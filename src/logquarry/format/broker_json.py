@@ -218,8 +218,8 @@ SUBSCRIPTION_GROUP_FILE = "subscriptionGroup.json"
 OFFSET_TABLE = "offsetTable"
 DATA_VERSION = "dataVersion"
 QUEUE_TYPE = "queue.type"
-"""Name of a topic attribute of RocketMQ 5. If its value is :data:`BATCH_TYPE`, the topic has batch
-queues.
+"""Name of a topic attribute of RocketMQ 5. If the attribute's value is :data:`BATCH_TYPE`, the
+topic has batch queues.
 """
 BATCH_TYPE = "BatchCQ"
 
@@ -450,7 +450,7 @@ _OFFSET: Final = struct.Struct(">q")
 
 
 def prefixes(file: str, version: int) -> tuple[bytes, ...]:
-    """Return the prefixes with which the keys of one table begin."""
+    """Return the prefixes of the keys of one table."""
     ids = CONFIG_TABLES[file].ids
     return (b"",) if version == 1 else tuple(_KEY.pack(_TABLE, n, _DATA) for n in ids)
 

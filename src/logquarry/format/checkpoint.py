@@ -1,7 +1,7 @@
 """The checkpoint file (``StoreCheckpoint``), and the durable offset in ``.logquarry/durable``.
 
 The checkpoint file has 4,096 bytes, and begins with three timestamps. RocketMQ 5 writes three
-offsets after them; in a file of a 4.9 broker, these bytes are 0.
+offsets after the timestamps; in a file of a 4.9 broker, these bytes are 0.
 
 The durable offset shows which damage can be the result of a crash. All bytes of the log before the
 durable offset were once synced, so damage there happened later. Damage after the durable offset may
@@ -104,7 +104,7 @@ def decode(data: bytes) -> Checkpoint:
 
 
 class DurableMark(NamedTuple):
-    """The durable offset, and the checkpoints for which it is valid."""
+    """The durable offset, and the checkpoints for which this offset is valid."""
 
     offset: int
     before: Checkpoint

@@ -13,7 +13,9 @@ from typing import Final
 
 EPOCH_FILE: Final = "epochFileCheckpoint"
 BACKUP_FILE: Final = f"{EPOCH_FILE}.bak"
-"""Copy of the previous version of :data:`EPOCH_FILE`. A broker reads it if the file is invalid."""
+"""Copy of the previous version of :data:`EPOCH_FILE`. A broker reads this copy if the file is
+invalid.
+"""
 
 _FILE: Final = re.compile(
     r"(\d{1,9})\r?\n(-?\d{1,11})((?:\r?\n\d{1,9}-\d{1,19})*)(?:\r?\n)?", re.ASCII

@@ -30,7 +30,7 @@ class Field:
     """One fixed-width big-endian field.
 
     ``code`` is the field's ``struct`` code (``b h i q`` are signed, ``I`` is unsigned). ``meaning``
-    is a short description for the docs, with RocketMQ's name if it differs.
+    is a short description for the docs, with RocketMQ's name of the field if that name differs.
     """
 
     name: str

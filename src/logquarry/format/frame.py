@@ -8,8 +8,8 @@ A frame, big-endian, as ``CommitLog.checkMessageAndReturnSize`` reads it::
     | PROPERTIES |
 
 With RocketMQ 5's second magic (``MESSAGE_MAGIC_CODE_V2``) TOPICLEN has two bytes; logquarry reads
-such frames but never writes them. A blank begins with ``[bytes left in the file 4][magic 4]``. Any
-bytes may follow up to the end of the file.
+such frames but never writes them. A blank begins with ``[bytes left in the file 4][magic 4]``.
+After these eight bytes, a blank can contain any bytes.
 
 In a DLedger log, each entry (``DLedgerEntry``) has a head of 48 bytes, and then one frame.
 PHYSICALOFFSET, consume queues and index contain the offset of the frame, not of the head. If an

@@ -10,8 +10,8 @@ The table has one column of int64 per message:
 - BODY_AT and PROPS_AT are addresses of the body and of the property string.
 - QUEUE_OFFSET is only for a message that takes no new queue offset: it is 0, or the message's
   previous queue offset.
-- STORE_TIMESTAMP is the earliest allowed store time. Only a message from another store has such a
-  limit: it keeps its store time.
+- STORE_TIMESTAMP is the earliest allowed store time. Only a message that keeps its store time from
+  another store has such a limit.
 
 In a staged frame, only three fields lack their final values: QUEUEOFFSET, PHYSICALOFFSET and
 STORETIMESTAMP. The writer sets them (:func:`place`) while it holds the log's lock. Until then,

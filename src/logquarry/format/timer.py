@@ -84,7 +84,7 @@ the broker returns the message to the timer queue, and then places it in the whe
 """
 WHEEL_MS: Final = 7 * 24 * 3600 * 1000
 """Milliseconds that the wheel covers (``TIMER_WHEEL_TTL_DAY``). If a broker was down longer than
-this, it skips slots whose delivery time has passed.
+this time, the broker skips slots whose delivery time has passed.
 """
 
 

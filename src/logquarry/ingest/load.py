@@ -131,8 +131,8 @@ def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
     The removal frees the memory and the disk blocks of the segments. If the load appends to its
     stores one after the other, the next store's log can use this space.
 
-    Raises StoreError if the messages cannot be put into their queues. The log then already has
-    the load, and the next opening of the store puts its messages into the queues.
+    Raises StoreError if the messages cannot be put into their queues. The log then already has the
+    load, and the next opening of the store puts the load's messages into the queues.
     """
     # An attempt that Spark has given up can still be running, and can hold the store's lock.
     opened = _patiently(
@@ -363,8 +363,8 @@ def _began(plan: LoadPlan, load: LoadId, disk: Disk) -> bool:
 
 
 class _Decision:
-    # The document with which a load into several brokers is decided. While the document exists, the
-    # next load into the same path first completes the decided load.
+    # The document that decides a load into several brokers. While the document exists, the next
+    # load into the same path first completes the decided load.
 
     def __init__(self, plan: LoadPlan, disk: Disk) -> None:
         self._plan = plan

@@ -32,8 +32,8 @@ _BYTE = ir.IntType(8)
 def _prepare_cache() -> None:
     """If numba cannot write to the package's folder, set numba's cache folder.
 
-    Numba tries only the package's folder and the home directory. If it can write to neither,
-    ``cache=True`` raises "no locator available".
+    Numba tries only the package's folder and the home directory. If numba can write to neither
+    folder, ``cache=True`` raises "no locator available".
     """
     if os.environ.get("NUMBA_CACHE_DIR") or os.access(Path(__file__).parent, os.W_OK):
         return

@@ -16,7 +16,7 @@ from logquarry.format.kernels.bytes import Array, kernel
 
 
 def name_table(names: Sequence[str]) -> tuple[Array, Array, Array]:
-    """Return all names joined in one array, and the length and the start of each name in it."""
+    """Return one array with all names joined, and the length and the start of each name."""
     lengths = np.array([len(name.encode()) for name in names])
     data = np.frombuffer("".join(names).encode(), np.uint8).copy()
     return data, lengths, np.cumsum(lengths) - lengths
