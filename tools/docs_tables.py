@@ -57,13 +57,14 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "Batch queue entry (5.x)",
         (batch.ENTRY,),
-        "Entries can have different values of `count`, so readers search for an entry by `base`.",
+        "Entries can have different values of `count`. So the position of an entry does not follow "
+        "from a queue offset,\nand readers search for the entry by `base`.",
     ),
     (
         "Consume queues in RocksDB (5.x)",
         (queue_entry.ENTRY, queue_entry.BOUND, queue_entry.DISPATCHED_END),
-        "The three tables above show values. The next table shows their keys. A byte 01 separates "
-        "the parts of a key:\n\n"
+        "RocksDB stores these three structures as values. The next table shows the key of each "
+        "value.\nA byte 01 separates the parts of a key:\n\n"
         "| value | key |\n"
         "|---|---|\n"
         "| entry | length of the topic (4 bytes), topic, queue id (4 bytes), "
@@ -91,19 +92,19 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
         "Timer wheel (5.x)",
         (timer.SLOT, timer.ENTRY, timer.BLANK, timer.CHECK),
         "`timerwheel` has 1,209,600 slots. A file of `timerlog/` has entries, then a blank if the "
-        "next entry does not fit.\n`config/timercheck` has 4,096 bytes; zeros follow the 56 bytes "
-        "of the table.",
+        "next entry does not fit.\n`config/timercheck` has 4,096 bytes: the 56 bytes of the table, "
+        "then zeros.",
     ),
     (
         "Checkpoint",
         (checkpoint.LAYOUT, checkpoint.OFFSETS),
-        "The offsets follow the three times. The file has 4,096 bytes; zeros follow the 48 bytes "
-        "of the two tables.\nIn a file of RocketMQ 4.9, the offsets are 0.",
+        "The file has 4,096 bytes: the 24 bytes of the first table, the 24 bytes of the second "
+        "table, then zeros.\nIn a file of RocketMQ 4.9, the offsets of the second table are 0.",
     ),
     (
         "Batch wire form, each message",
         (batch.HEAD,),
-        "The body, PROPERTIESLEN (2 bytes) and the properties follow.",
+        "After this head, the body, PROPERTIESLEN (2 bytes) and the properties follow.",
     ),
 )
 

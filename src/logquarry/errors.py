@@ -26,9 +26,9 @@
                 ├── MisnamedFile  a log file whose frames contradict its name
                 └── UnreadableFile  a file with bytes that the disk does not deliver
 
-A call that raises an exception has not completed its work. A result that can occur in normal work,
-such as an offset after the end of a queue, or a torn tail, is a return value instead of an
-exception.
+A call that raises an exception has not completed its work. If a result can occur in normal work,
+the call returns it instead of raising an exception. Examples are an offset after the end of a
+queue, and a torn tail.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LIMITS: Final = {
     errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
     errno.ENOMEM: "free memory",
 }
-"""Errors of ``open`` whose cause is neither the file nor the disk, each with the next step."""
+"""What the user can do if ``open`` fails because of a limit of the process or of the system."""
 
 _OF_READS: Final = LIMITS | {
     errno.ENODEV: "the file system cannot map files into memory: copy the store to another file "
@@ -61,8 +61,8 @@ _OF_WRITES: Final = _OF_READS | {
 
 
 def write_reason(error: OSError) -> str:
-    """Return why a write, a sync or another change failed, and what the user can do next, if this
-    is known.
+    """Return why a write, a sync or another change failed, and, if known, what the user can do
+    next.
     """
     step = _OF_WRITES.get(error.errno or 0)
     reason = error.strerror or str(error)
@@ -82,8 +82,9 @@ class LogquarryError(Exception):
     """Base of all exceptions that this package raises deliberately."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Spark pickles exceptions of its workers. By default, Python cannot unpickle an exception
-        # whose constructor takes other arguments than the text.
+        # Spark pickles exceptions of its workers. By default, Python passes only the text to the
+        # constructor when it unpickles an exception. This fails if the constructor takes other
+        # arguments.
         return _unpickled, (type(self), self.args), self.__dict__
 
 
@@ -197,8 +198,8 @@ class UnsupportedStore(StoreUnavailable):
     nothing.
 
     Attributes:
-        feature: the feature's name, as in ``store.features`` and ``info --json``; or
-            ``recovery_mode``, if the recovery ``"rocketmq"`` does not support the store.
+        feature: the feature's name, as in ``store.features`` and ``info --json``. If the recovery
+            ``"rocketmq"`` does not support the store, the name is ``recovery_mode``.
         evidence: the files, folders or settings that show the feature.
     """
 
@@ -216,10 +217,10 @@ class MessageRejected(StoreError):
             if multi-dispatch makes the message too large.
         reason: logquarry's code for the cause, such as too_large, properties, topic or delay.
         index: index of the message in a ``put_many``, from 0; None for a single put.
-        appended: as in :class:`StoreUnavailable`. Usually ``put_many`` checks all messages
-            before it appends any, so a rejection leaves none of them in the log. There is
-            one exception: if multi-dispatch (delivery to further queues) makes a message too large,
-            the messages before this message are already in the log.
+        appended: as in :class:`StoreUnavailable`. Usually ``put_many`` checks all messages first,
+            so after a rejection none of them is in the log. One case is different: if
+            multi-dispatch (delivery to further queues) makes a message too large, the log already
+            has the messages before it.
     """
 
     def __init__(self, message: str, *, status: str, reason: str, index: int | None = None) -> None:

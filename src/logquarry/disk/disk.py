@@ -46,11 +46,10 @@ class Disk:
     :class:`~logquarry.disk.service.Health`), and is never repeated.
 
     If a folder cannot even be opened for its sync, for example because the process has no free
-    descriptor, the sync did not begin. The operating system has marked no page as clean, so a later
-    sync still writes the folder's names. Such a sync is therefore repeated. Until it succeeds,
-    every other sync of this disk raises SyncDelayed. So a file's name is on the disk before two
-    events: the durable offset or the checkpoint covers the file, or a put reports a message in the
-    file as synced.
+    descriptor, the sync did not begin. A later sync still writes the folder's names, so the sync is
+    repeated. Until the repeated sync succeeds, every other sync of this disk raises SyncDelayed. So
+    a file's name is on the disk before the durable offset or the checkpoint covers the file. The
+    name is also on the disk before a put reports a message in the file as synced.
     """
 
     def __init__(self) -> None:
@@ -115,7 +114,7 @@ class Disk:
         os.fsync(descriptor)
 
     def sync_folder(self, folder: Path) -> None:
-        """Sync the names in a folder. Raises FolderNotOpened if the sync can be repeated."""
+        """Sync the names in a folder. Raises FolderNotOpened if the process lacks a resource."""
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
@@ -292,8 +291,8 @@ class Disk:
             logger.warning("closing a file failed: %s", error)
 
     def sync(self, descriptor: int, path: Path) -> None:
-        """Sync a file's bytes. Raises StoreUnavailable if this sync or an earlier sync failed, and
-        SyncDelayed if an earlier sync of a folder must be repeated first.
+        """Sync a file's bytes. Raises StoreUnavailable if this sync or an earlier sync failed.
+        Raises SyncDelayed if an earlier sync of a folder must be repeated first.
         """
         self._require_synced()
         try:
@@ -335,7 +334,7 @@ class Disk:
         if not self._unsynced:
             return
         # The lock prevents a lost sync: without the lock, another thread could add a folder after
-        # this thread has synced the folder, and this thread would then remove it from the set.
+        # this thread has synced the folder. Then this thread would remove the folder from the set.
         with self._delaying:
             for folder in sorted(self._unsynced):
                 try:
@@ -470,8 +469,8 @@ class Disk:
         return self.health.poison(f"{path}: {what}: {write_reason(error)}")
 
     def discard(self, descriptor: int, path: Path, *, is_new: bool = True) -> None:
-        """Close a file that cannot be used, and delete it if it is new. If an incomplete new file
-        stayed, the store could not be opened, and a writer could not create the file again.
+        """Close a file that cannot be used, and delete it if it is new. An incomplete new file
+        would prevent the next opening of the store, and a writer could not create the file again.
 
         If the deletion fails too, the method poisons the store, so that the next opening recovers
         the store.

@@ -1,7 +1,7 @@
 """Base classes whose fields are read by each put or each get.
 
-If this module is compiled, a put reads such a field in a tenth of the time that an ordinary Python
-attribute takes.
+If this module is compiled, a put reads such a field ten times faster than an ordinary Python
+attribute.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ class AbortFile:
 
 class QueueFolders:
     """The folders of one queue of files. ``full_folders`` returns the folders that have no room for
-    another file. A new file is created in such a folder only if all writable folders lack room.
+    another file. A new file goes to a full folder only if all writable folders are full.
     """
 
     def __init__(
@@ -263,9 +263,9 @@ class QueueFolders:
         full_folders: Callable[[], Collection[Path]] = tuple,
     ) -> None:
         # QUIRK: Java sorts the configured paths as text, and places file number n in the path with
-        # the index n modulo the number of paths. So if the configuration gets another path, new
-        # files go to other folders than before. Existing files are found, no matter which of the
-        # folders they are in.
+        # the index n modulo the number of paths. So if you add a path to the configuration, new
+        # files go to other folders than before. Existing files are found in any of the configured
+        # folders.
         given = (folders,) if isinstance(folders, Path) else tuple(folders)
         self.folders = tuple(sorted(set(given), key=str))
         self._read_only = frozenset(read_only)

@@ -32,8 +32,8 @@ from logquarry.log.store_files import COMMIT_LOG, quarantine
 logger = logging.getLogger(__name__)
 
 _FULL: Final = 0.85
-"""If a larger part (0 to 1) of a folder's disk is used, new files are created in the log's other
-folders, if one of them has room (``getDiskSpaceCleanForciblyRatio``).
+"""A part (0 to 1) of a disk. If a larger part of a folder's disk is used, a new file is created in
+another folder of the log that has room (``getDiskSpaceCleanForciblyRatio``).
 """
 
 WAIT_TIMEOUT_MS: Final = 5_000
@@ -76,8 +76,8 @@ def full_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 class _Request:
-    """A request that the service creates a file before a put needs the file. The service sets
-    ``file`` or ``error``, and then ``done``.
+    """Asks the service to create a file before a put needs the file. The service sets ``file`` or
+    ``error``, and then ``done``.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -124,8 +124,8 @@ class AllocateMappedFileService(Service):
         self._fast_fail = fast_fail
         self._timeout_ms = timeout_ms
         self._change = threading.Lock()
-        # Keys are file names instead of paths, because the caller may later ask for the same file
-        # in another folder, if the first folder is full by then.
+        # Keys are file names instead of paths: if the folder becomes full, the caller asks for the
+        # same file in another folder.
         self._requests: dict[str, _Request] = {}
         # The request for the file that the last call of `take` returned.
         self._handed: _Request | None = None
@@ -144,7 +144,7 @@ class AllocateMappedFileService(Service):
         handed = self._handed
         if handed is not None:
             if handed.path.name == path.name:
-                # The last call had already chosen this file when Ctrl-C interrupted the call.
+                # Ctrl-C interrupted the last call after that call had chosen this file.
                 return handed.made
             self._requests.pop(handed.path.name, None)
         with self._change:
@@ -253,8 +253,8 @@ class AllocateMappedFileService(Service):
 _LEAST: Final = 256 << 10
 _MOST: Final = 64 << 20
 _AHEAD_MS: Final = 100
-"""The service loads as many pages as puts fill in this time, because the dispatcher may wake the
-service up to 20 ms late.
+"""The service loads as many pages ahead as puts fill in this number of milliseconds. The dispatcher
+may wake the service up to 20 ms late.
 """
 
 
@@ -317,10 +317,10 @@ _LEAST_HOLE: Final = 64 << 10
 def free_room(disk: Disk, folders: Mapping[Path, int]) -> None:
     """After a bulk load, free the blocks of the unwritten part of each folder's last file.
 
-    ``folders`` maps each folder to a position in its last file, in bytes. The blocks of the
-    folder's last file are freed from this position on. Freeing them saves disk space, because a
-    store rarely gets messages soon after a load. The next writer allocates the blocks again. The
-    caller must hold the store's lock, and must have synced and closed the files.
+    ``folders`` maps each folder to a position in its last file, in bytes. The function frees the
+    blocks after this position. This saves disk space, because a store rarely gets messages soon
+    after a load. The next writer allocates the blocks again. The caller must hold the store's lock,
+    and must have synced and closed the files.
     """
     for folder, start in folders.items():
         path = folder

@@ -46,12 +46,12 @@ def _keep_nothing(start: int, stop: int) -> None:
 class MappedFile(FilePlace):
     """A mapped file, often in a :class:`MappedFileQueue`. Positions begin at 0 in each file.
 
-    The constructor opens or creates the file. :attr:`wrote` and :attr:`flushed` start at 0, even
-    for an existing file, because the end of its data is unknown until a caller reads the frames.
+    The constructor opens or creates the file. Even for an existing file, :attr:`wrote` and
+    :attr:`flushed` start at 0, because only the frames show where the file's data ends.
 
     An access to a map raises SIGBUS if the disk fails. If this process has no handler of SIGBUS, it
-    never accesses the map: the writer changes a copy in memory
-    (:class:`~logquarry.disk.write_buffers.FileCopy`), and readers read the bytes by system calls.
+    never accesses the map. The writer changes a copy in memory
+    (:class:`~logquarry.disk.write_buffers.FileCopy`), and readers use system calls.
 
     Args:
         pool: lends a buffer for writes, if a buffer is free.
@@ -66,8 +66,7 @@ class MappedFile(FilePlace):
         store_timestamp: store time of the last message. The writer sets this attribute after its
             append.
         flushed_timestamp: store time of the last message that a flush has synced.
-        guards_name: whether a flush fails if another program has deleted the file, so that the file
-            has no name any more.
+        guards_name: whether a flush fails if another program has deleted the file's name.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class MappedFile(FilePlace):
         if self._copy is not None:
             self._probed = ReadableMap(str(path), self._map, size, descriptor=copied)
         elif not self._is_made:
-            # If this process created the file, all its pages are readable, so they need no probe.
+            # If this process created the file, it needs no test for disk errors.
             self._probed = ReadableMap(str(path), self._map, size, is_watched=False)
         self._pool = pool
         borrowed = None if pool is None else pool.borrow(size)
@@ -190,15 +189,16 @@ class MappedFile(FilePlace):
         """Write many bytes at the end, by a system call (or to the pool's buffer, if there is one).
 
         A write to the map would cause a page fault for each new page, and the operating system
-        would first fill the page with zeros. This takes longer than copying the bytes. A failed
-        write poisons the store, and raises StoreUnavailable.
+        would first fill the page with zeros. These steps take longer than copying the bytes. A
+        failed write poisons the store, and raises StoreUnavailable.
         """
         at, end = self.wrote, self.wrote + len(data)
         assert end <= self.size
         if self._pooled is not None:
             self._pooled[at:end] = data
         else:
-            # Check the size first: if another program truncated the file, a write would extend it.
+            # Check the size first: if another program truncated the file, a write would extend the
+            # file again.
             self._require_size()
             try:
                 self._disk.write_all(self._descriptor, data, at)
@@ -246,9 +246,7 @@ class MappedFile(FilePlace):
         return changed
 
     def holds_data(self) -> bool:
-        """Whether the file has a byte that is not 0. This includes bytes that another process
-        wrote.
-        """
+        """Whether the file has a byte that is not 0. Bytes that another process wrote count too."""
         return next(self._written_from(0), None) is not None
 
     def _written_from(self, position: int) -> Iterator[tuple[int, Bytes]]:
@@ -423,8 +421,8 @@ class MappedFile(FilePlace):
         return () if self._probed is None else self._probed.unreadable
 
     def require_readable(self, position: int, size: int) -> None:
-        """Raise UnreadableFile if the disk cannot read a range. Call this method before a write,
-        because the first write to a page of the map first reads the page from the disk.
+        """Raise UnreadableFile if the disk cannot read a range. Call this method before a write: to
+        change a page of the map, the operating system must first read the page from the disk.
         """
         if (probed := self._probed) is not None:
             probed.window(position, size)

@@ -34,8 +34,8 @@ _UNLOCK_AFTER: Final = 6.0
 """Seconds until the pages of a full file are unlocked (``CommitLog.putMessage``)."""
 _MOST_TRIES: Final = 100
 _CHECK_EVERY: Final = 1.0
-"""After a flush has unlocked pages and checked file names, later flushes skip both steps for this
-number of seconds.
+"""Minimum number of seconds between two flushes that unlock pages and check file names. Other
+flushes skip both steps.
 """
 
 
@@ -71,12 +71,12 @@ class MappedFileQueue(LastFile):
         aside: the quarantine folder of the queue's files.
 
     Attributes:
-        reach: the allocator creates a file ahead only if the file begins before this offset; None
-            if there is no limit.
+        reach: the allocator creates only files that begin before this offset; None if there is no
+            limit.
         flushed_offset: offset after the bytes on the disk (``flushedWhere``).
         committed_offset: offset after the bytes in the files (``committedWhere``).
-        store_timestamp: store time of the last message that the last thorough flush (see
-            :meth:`flush`) has synced.
+        store_timestamp: store time of the last message that a thorough flush has synced (see
+            :meth:`flush`).
         on_flushed: called with the flushed offset after each flush; must not raise an exception.
     """
 
@@ -195,8 +195,8 @@ class MappedFileQueue(LastFile):
         made = self._allocator.take(path, following, self.file_size)
         if self._keeps_name(made):
             return made
-        # A RocketMQ broker that is started on this store cannot take the lock, but before it tries,
-        # it deletes empty files. So check that the new file still has its name.
+        # A RocketMQ broker that starts on this store deletes empty files before it fails to take
+        # the lock. So check that the new file still has its name.
         logger.warning(
             "%s: another program deleted it before its first use; created again", made.path
         )
@@ -206,8 +206,8 @@ class MappedFileQueue(LastFile):
     def _made_now(self, base: int) -> MappedFile:
         path = self._path_of(base)
         if self._aside is not None and self._guard is None and is_file(path):
-            # If a RocketMQ broker is started on this store, the broker dispatches messages, and may
-            # create the queue's next file, before it fails to take the lock.
+            # A RocketMQ broker that starts on this store dispatches messages before it fails to
+            # take the lock. So the broker may have created the queue's next file.
             self._disk.set_aside(path, self._aside)
         for _ in range(_MOST_TRIES):
             made = MappedFile(self._disk, path, base, self.file_size, exclusive=True)
@@ -218,7 +218,7 @@ class MappedFileQueue(LastFile):
 
     def _keeps_name(self, file: MappedFile) -> bool:
         """Whether a file still has its name. With ``guard_names``, protect the name from now on."""
-        # If the disk fails, the name is not lost: the next put checks the same file again.
+        # If the disk fails during this check, the next put checks the same file again.
         with self._disk.refusing(file.path):
             if self._guard is not None:
                 file.guards_name = True
@@ -268,8 +268,8 @@ class MappedFileQueue(LastFile):
     def max_offset(self) -> int:
         """End of the readable bytes, 0 if there are no files (``getMaxOffset``).
 
-        QUIRK: Like Java, this property uses the last file's committed position, even if the file
-        before the last file is not completely committed yet.
+        QUIRK: Like Java, this property uses the last file's committed position, even if an earlier
+        file is not completely committed yet.
         """
         if self._is_transient:
             return self.committed_offset
@@ -368,8 +368,7 @@ class MappedFileQueue(LastFile):
 
     def _since(self, offset: int) -> list[MappedFile]:
         first = max(0, bisect_right(self.bases, offset) - 1)
-        # An element that is still a path is a file that was never opened, and such a file is
-        # flushed.
+        # Skip elements that are paths: these files were never opened, so they are flushed.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
 
     # --------------------------------------------------------------------------------- the end
@@ -379,8 +378,8 @@ class MappedFileQueue(LastFile):
 
         In the file that contains the offset, the bytes after the offset are overwritten with zeros,
         and synced. Java keeps these bytes. If a Java broker later appends messages up to these
-        bytes, it reads the old bytes as further messages. Later files that contain data are moved
-        to quarantine. Later files that contain only zeros are deleted.
+        bytes, the broker reads the old bytes as further messages. Later files that contain data are
+        moved to quarantine. Later files that contain only zeros are deleted.
 
         Raises UsageError if the offset is not in the queue, or if a file must be moved and the
         queue has no quarantine folder. After a UsageError no file has changed.

@@ -1,9 +1,10 @@
 """Hard links that protect the files of a store that a writer has open.
 
-A RocketMQ broker that is started on a store of a logquarry writer runs its recovery before it takes
-the lock, and this recovery deletes files after the log's end. So :class:`NameGuard` makes a hard
-link to each log file and index file that a writer changes. If the broker deletes the file's own
-name (its name in the store's folder), the writer restores this name from the hard link.
+If you start a RocketMQ broker on a store that a logquarry writer has open, the broker runs its
+recovery before it takes the lock. This recovery deletes files after the log's end. So
+:class:`NameGuard` makes a hard link to each log file and index file that a writer changes. If the
+broker deletes the file's own name (its name in the store's folder), the writer restores this name
+from the hard link.
 """
 
 from __future__ import annotations
@@ -147,15 +148,15 @@ class NameGuard:
         """Context manager: after a crash, restore the own names that files have lost. Yield the
         restored paths.
 
-        At the end of the block, remove all hard links durably. If the block raises an error or is
+        At the end of the block, remove all hard links durably. If the block fails or is
         interrupted, for example because a recovery is refused, remove the restored names instead,
-        so that nothing has changed. A file whose hard link was removed meanwhile keeps its restored
-        name.
+        so that the store is unchanged. If the block has already removed a file's hard link, the
+        file keeps its restored name.
 
-        If a file was renamed in its folder, its previous name is not restored from the hard link,
-        because a recovery renames the file back. The method does not restore files that retention
-        has deleted. If a file of the log does not have the size of the log's other files, it is a
-        file of another store, so the method moves it to quarantine.
+        If a file was renamed in its folder, the method does not restore the previous name, because
+        a recovery renames the file back. The method does not restore files that retention has
+        deleted. If the size of a log file differs from the log's other files, the file belongs to
+        another store, and the method moves it to quarantine.
 
         Args:
             folders: all folders of the log, and possibly the folder of the index.
@@ -222,8 +223,8 @@ class NameGuard:
     def _log_names(self, folders: Iterable[Path]) -> Iterator[tuple[Path, bool, int | None]]:
         """Yield the own names and the hard links of log files.
 
-        Yield the path of the file's own name, whether the item is the hard link, and the size of
-        the file (None if the file cannot be read).
+        For each name, yield three values: the path of the file's own name; True if the name is the
+        hard link; the size of the file (None if the file cannot be read).
         """
         for folder in folders:
             for place in (folder, links_of(folder)):
@@ -234,10 +235,10 @@ class NameGuard:
                     yield folder / name, place != folder, size
 
     def _of_other_size(self, folders: Iterable[Path]) -> set[Path]:
-        """Of the log files without their own name, return those that are larger or smaller than
-        every log file with its own name. If only one file has its own name, this file can be too
-        short after a crash, so larger files are not returned. If no file has its own name, no file
-        is returned.
+        """Return the log files that have lost their own name, and are larger or smaller than every
+        file that still has its own name. If only one file still has its own name, a crash can have
+        left this file too short, so larger files are not returned. If no file has its own name, no
+        file is returned.
         """
         sizes: list[int] = []
         lost: dict[Path, int] = {}
@@ -254,7 +255,7 @@ class NameGuard:
         }
 
     def _expired(self, folders: Iterable[Path]) -> set[Path]:
-        """Of the log files without their own name, return those that a broker's retention deleted.
+        """Return the log files that lack their own name because a broker's retention deleted them.
 
         Retention deletes the oldest files. So if a gap separates such a file from the log's first
         file, retention deleted it. A file without such a gap has only lost its own name.

@@ -1,5 +1,5 @@
-"""Writes the checkpoint and the durable offset. Each is a file of one page, and is overwritten in
-place.
+"""Writes the checkpoint and the durable offset. Both files are one page long, and are overwritten
+in place.
 
 The store's lock uses the base class :class:`OpenFile` too.
 """
@@ -255,8 +255,8 @@ class DurableFile:
                 self._file.sync()
 
     def expect(self, before: Checkpoint, after: Checkpoint) -> None:
-        """Record that the durable offset is valid for a store whose checkpoint has the times
-        ``before`` or ``after``.
+        """Record the checkpoint's times before and after its next write. The durable offset is
+        valid only if the checkpoint has one of these two sets of times.
         """
         with self._writing:
             self._mark = self._mark._replace(before=before, after=after)

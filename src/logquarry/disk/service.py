@@ -70,15 +70,15 @@ class RunningFlags(Refusals):
 class Health(HealthReason):
     """Whether a store may be written and read.
 
-    After a failed sync, it is unknown which bytes are on the disk: the operating system marks the
-    unwritten pages as clean, so the next sync would report success without writing them. So the
-    first failed sync ends all writes until the store is opened again (the store is *poisoned*).
+    After a failed sync, it is unknown which bytes are on the disk. The operating system marks the
+    unwritten pages as clean, so the next sync would report success without writing these pages. So
+    the first failed sync ends all writes until the store is opened again (the store is *poisoned*).
     From then on no file is synced, and waiting puts fail, but the store can still be read.
 
     Attributes:
         reason: why the store may no longer be written, None if the store may be written.
-        is_gone: whether the store can no longer be read, because it was closed, or because this is
-            a forked child.
+        is_gone: True if the store cannot be read any more: it was closed, or this process is a
+            forked child.
         is_forked: whether this is a forked child. In a forked child a lock may stay taken forever,
             because the thread that held the lock exists only in the parent.
     """
@@ -134,9 +134,9 @@ class Flag:
     """A flag that any thread can set. One thread waits for the flag, and clears it.
 
     The flag is a bare lock instead of a ``threading.Event``. The methods of an Event are written in
-    Python, so Ctrl-C inside such a method can leave the Event's lock taken, and then another thread
-    waits for ever. A put calls ``is_unset`` first, and :meth:`set` only if the flag is not set,
-    because ``is_unset`` takes less time.
+    Python. If Ctrl-C interrupts such a method, the Event's lock can stay taken, and another thread
+    then waits for ever. To save time, a put calls ``is_unset`` first, and calls :meth:`set` only if
+    the flag is not set.
     """
 
     def __init__(self) -> None:
@@ -158,9 +158,7 @@ class Flag:
 
 
 class Done:
-    """A flag that is set once and never cleared. Like :class:`Flag`, it is implemented as a bare
-    lock.
-    """
+    """A flag that is set once and never cleared. Like :class:`Flag`, this flag is a bare lock."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -176,7 +174,8 @@ class Done:
     def wait(self, timeout_s: float) -> bool:
         """Wait until the flag is set. Return whether the flag is set."""
         if not self._is_set and self._free.acquire(timeout=timeout_s):
-            # This thread has taken the lock. Release it, so that the next waiting thread wakes too.
+            # This thread has taken the lock. Release the lock, so that the next waiting thread
+            # wakes too.
             self._free.release()
         return self._is_set
 
@@ -193,9 +192,9 @@ def monotonic_ms() -> int:
 class Service(ABC):
     """A daemon thread that runs :meth:`run_once` at an interval, or after :meth:`wakeup`.
 
-    If :meth:`run_once` raises SyncDelayed, the service runs again after the interval. It also runs
-    again if :meth:`run_once` raises an instance of a class in ``retried``, and if the store may
-    still be written. After any other exception, the service poisons the store and ends.
+    If :meth:`run_once` raises SyncDelayed, the service runs again after the interval. If the store
+    may still be written, the service also runs again after an exception of a class in ``retried``.
+    After any other exception, the service poisons the store and ends.
 
     If several runs fail in a row, the service logs the first failure. It logs a later failure only
     if its text differs from the text of the previous failure. The service also logs the first
@@ -203,8 +202,7 @@ class Service(ABC):
 
     Args:
         interval_ms: pause between two runs; None to run only after :meth:`wakeup`.
-        is_timed: whether the service runs only at the interval, so that :meth:`wakeup` has no
-            effect.
+        is_timed: True if the service runs only at the interval, and :meth:`wakeup` has no effect.
     """
 
     retried: tuple[type[StoreError], ...] = (SyncDelayed,)
@@ -246,8 +244,8 @@ class Service(ABC):
         self._is_stopping = True
         self._wake.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
-            # Do not ask the thread object: in Python 3.11, it reports the thread as ended after
-            # Ctrl-C has interrupted a join, even if the thread still runs.
+            # Do not use the thread's own state: in Python 3.11, after Ctrl-C has interrupted a
+            # join, a thread that still runs is reported as ended.
             if not self._exited.wait(timeout_s):
                 logger.warning("%s has not ended in %s s", self.name, timeout_s)
                 return False
@@ -266,8 +264,8 @@ class Service(ABC):
 
     @abstractmethod
     def run_once(self) -> bool | None:
-        """Do the work that is due. Return False if no work is due; the service does not treat such
-        a run as a success.
+        """Do the work that is due. Return False if no work is due: such a run does not count as a
+        success.
         """
 
     def run_last(self) -> None:  # noqa: B027

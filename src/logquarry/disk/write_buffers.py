@@ -29,8 +29,8 @@ def populate(address: int, size: int) -> bool:
     """Load pages into memory, so that a write to them causes no page fault
     (``MADV_POPULATE_WRITE``, Linux 5.14).
     """
-    # Load in steps. A single call for 1 GiB would hold the operating system's lock of this
-    # process's memory maps too long, and other threads would wait for it.
+    # Load in steps. During a call, the operating system locks the memory maps of this process. A
+    # single call for 1 GiB would make other threads wait too long.
     return all(
         memory_call("madvise", address + at, min(_STEP, size - at), _POPULATE_WRITE) == 0
         for at in range(0, size, _STEP)
@@ -48,8 +48,9 @@ def unlock(address: int, size: int) -> bool:
 
 
 def leave_mapped(mapped: mmap.mmap) -> None:
-    """Make sure that a map is never unmapped. In a forked child the map does not exist, so other
-    code may use the same addresses, and unmapping would remove that memory.
+    """Make sure that a map is never unmapped. A forked child does not have the map, so other code
+    may use the map's addresses there. If the child unmapped these addresses, the other code would
+    lose its memory.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))
 
@@ -98,26 +99,26 @@ class TransientStorePool:
 
 
 class FileCopy:
-    """A copy of a file in memory, used instead of a map if no handler of SIGBUS watches the map.
+    """A copy of a file in memory. It replaces the map if the process has no handler of SIGBUS.
 
     If the disk fails or is full, ``pwrite`` raises an error, but a write to a map would end the
-    process. After :meth:`keep` has written appended pages to the file, a later call of :meth:`keep`
-    releases the memory of these pages, which then reads as zeros. Pages that :meth:`load` has read
-    stay in memory.
+    process. :meth:`keep` writes appended pages to the file. A later call of :meth:`keep` releases
+    the memory of these pages; the view then has zeros there. Pages that :meth:`load` has read stay
+    in memory.
     """
 
     def __init__(self, disk: Disk, descriptor: int, path: Path, size: int) -> None:
         self._disk = disk
         self._descriptor = descriptor
         self._path = path
-        # With MAP_NORESERVE, unused memory does not count against the memory limit. Without it, the
-        # copies of thousands of queue files could exceed the limit.
+        # With MAP_NORESERVE, unused memory does not count against the memory limit. Without this
+        # flag, the copies of thousands of queue files could exceed the limit.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         options: dict[str, Any] = {"flags": flags}
         self._memory = mmap.mmap(-1, size, **options)
         self.view = memoryview(self._memory)
-        # Pages before this position need no release: they are already released, or must stay in
-        # memory because :meth:`load` has read them.
+        # Release only pages after this position. Earlier pages are already released, or must stay
+        # in memory because :meth:`load` has read them.
         self._done = 0
 
     def load(self, length: int) -> None:
@@ -153,8 +154,8 @@ class FileCopy:
             self._done = end
 
     def close(self) -> None:
-        """Release the memory. If views of the memory exist, it is released together with the last
-        view.
+        """Release the memory. If views of the memory exist, the memory is released together with
+        the last view.
         """
         with contextlib.suppress(BufferError):
             self.view.release()

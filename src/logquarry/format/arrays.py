@@ -1,6 +1,6 @@
-"""Types of NumPy arrays, functions for arrays of records and of queue offsets, and the three tables
-that the compiled functions (kernels) fill: for a walk over the log, for the dispatcher, and for the
-messages of a ``get``.
+"""Types of NumPy arrays, functions for arrays of records and of queue offsets, and three tables.
+The compiled functions (kernels) fill one table for a walk over the log, one for the dispatcher, and
+one for the messages of a ``get``.
 
 A walk reads a part of the log (the window) frame by frame, and fills a table with one row of int32
 per frame. The return codes of a walk are constants below.
@@ -37,8 +37,8 @@ The table for the dispatcher: one column of int64 per frame.
  9  QUEUE               index of the queue; -1 if the frame takes no queue offset
 ==  ==================  ==============================================================
 
-The table of the messages of a ``get``: one row per message with its most used fields. Positions are
-counted from the first byte of the frames, which follow each other without gaps.
+The table of the messages of a ``get``: one row per message, with the message's most used fields.
+Positions are counted from the first byte of the frames, which follow each other without gaps.
 
 ==  ===============  ==================================================
  #  name             content
@@ -77,8 +77,8 @@ ROW_WIDTH = 8
 
 FROM_FRAME, FROM_STORE_TIME, FROM_BODY = range(3)
 """The three parts of a frame. The second part and the third part each follow a host, which has 8
-bytes (IPv4) or 20 bytes (IPv6). So the position of a field is counted from the start of the field's
-part.
+bytes (IPv4) or 20 bytes (IPv6). So a field's position is relative to the start of the part that
+contains the field.
 """
 
 REACHED_STOP = 0
@@ -86,7 +86,7 @@ REACHED_STOP = 0
 ``DamageKind``.
 """
 BLANK = 100
-"""At the position where the walk ended, a blank starts."""
+"""The walk ended at the start of a blank."""
 NEED_MORE = 101
 """A frame continues beyond the window, but not beyond the file."""
 TABLE_FULL = 102
@@ -123,17 +123,15 @@ ASK_TAGS: Final = -2
 """The message's properties are not valid UTF-8, so the pure-Python version must decode the tags."""
 
 NOT_SOUND: Final = -1
-"""Result of the ``get`` kernel in uncommon cases, for which the pure-Python version must answer the
-get.
-"""
+"""Result of the ``get`` kernel in an uncommon case: the pure-Python version must answer the get."""
 NOT_AT_HAND: Final = -2
-"""Result of the ``get`` kernel if a frame is not in the mapped part of the log that the caller
-passed.
+"""Result of the ``get`` kernel if a frame is outside the mapped part of the log. The caller passes
+this part to the kernel.
 """
 COUNT_SHIFT: Final = 24
 """Any other result of the ``get`` kernel is one 64-bit integer that contains three numbers. The
-lowest 24 bits are the bytes of the copied frames, the next 24 bits are the number of messages, and
-the other bits are the number of entries that were read.
+lowest 24 bits are the size of the copied frames in bytes, the next 24 bits are the number of
+messages, and the other bits are the number of entries that were read.
 """
 
 (
@@ -149,8 +147,8 @@ the other bits are the number of entries that were read.
 """Positions of further arguments of the ``get`` kernel in an array of 64-bit numbers.
 
 The first three are the address, the first and the end physical offset of the mapped part of the
-log. Then follow the address of the CRC function, and the maximum messages and bytes of an answer,
-for messages in memory and for messages on disk.
+log. The fourth is the address of the CRC function. The last four are the limits of an answer:
+maximum messages and bytes, first for messages in memory, then for messages on disk.
 """
 
 TAG_CODE, TAG_AT, TAG_LENGTH = range(3)
@@ -176,9 +174,7 @@ def joined_records(*parts: Records) -> Records:
 
 
 def consecutive(offsets: Int64) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop), as array indices, for each part in which every offset is one more than
-    the offset before it.
-    """
+    """Yield the array indices (start, stop) of each run of consecutive offsets."""
     cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
     for start, stop in pairwise([0, *cuts.tolist(), len(offsets)]):
         if start < stop:

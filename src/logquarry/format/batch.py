@@ -118,8 +118,8 @@ def decode(data: bytes, *, check_size: bool = True) -> Iterator[BatchItem]:
 INNER_BATCH: Final = sys_flag.INNER_BATCH | sys_flag.NEED_UNWRAP
 """Clients split a frame into its messages only if both bits are set."""
 OF_BATCH: Final = INNER_BATCH | sys_flag.COMPRESSED | sys_flag.COMPRESSION_MASK
-"""Bits of the batch's SYSFLAG that its messages do not inherit, because they describe the body of
-the whole frame.
+"""Bits of a batch's SYSFLAG that describe the body of the whole frame, so the batch's messages do
+not inherit these bits.
 """
 MOST_MESSAGES: Final = 0x7FFF
 """Maximum number of messages in a batch: ``DispatchRequest.batchSize`` has 16 bits."""
@@ -135,9 +135,9 @@ def unwrap(frame: Frame, *, limit: int = sys_flag.DEFAULT_LIMIT) -> tuple[Frame,
     itself.
 
     Each message gets its own body, properties, FLAG and BODYCRC (``MessageDecoder.decodeMessage``),
-    and the batch's PHYSICALOFFSET. The function returns the frame itself, like clients
-    (``PullAPIWrapper``), in two cases: the body is not a valid wire form; the body or the messages
-    would take more than ``limit`` bytes.
+    and the batch's PHYSICALOFFSET. Like clients (``PullAPIWrapper``), the function returns the
+    frame itself in two cases: the body is not a valid wire form; the body or the messages would
+    take more than ``limit`` bytes.
     """
     if not is_inner_batch(frame.sys_flag):
         return (frame,)
@@ -191,7 +191,7 @@ ENTRY = Layout(
     Field(
         "reserved",
         "i",
-        "0; or, in an entry that logquarry wrote, the number of lost messages that it replaces",
+        "0; in a filler that logquarry wrote: number of lost messages that the filler replaces",
     ),
 )
 ENTRY_SIZE: Final = ENTRY.size

@@ -22,9 +22,8 @@ from typing import Any, Final, NamedTuple
 from logquarry.format import java
 
 # Match an unterminated string as one token. Otherwise the search would start again at each later
-# quote, and take quadratic time.
-# The quantifiers are possessive (`++`, `*+`): a pattern that may backtrack needs 120 bytes of
-# memory for each character of a string.
+# quote, and take quadratic time. The quantifiers are possessive (`++`, `*+`), because a pattern
+# that can backtrack needs 120 bytes of memory for each character of a string.
 _STRING = r'"(?:\\.|[^"\\]++)*+(?:"|\\?\Z)'
 _TOKEN = re.compile(rf"({_STRING})|([{{,]\s*)(-?[\w$]+)(\s*:)", re.DOTALL)
 _ANY_STRING = re.compile(_STRING, re.DOTALL)
@@ -48,7 +47,7 @@ MAX_NESTING = 64
 
 
 def replace_member(document: str, name: str, source: str) -> str:
-    """Replace one member of a document's object by the same member of another document.
+    """Replace one member of a JSON document by the member of the same name in another document.
 
     All other bytes stay unchanged, so members that logquarry does not know are kept. If a document
     has several members of this name, the last one is used, as in :func:`decode`. Raises ValueError
@@ -138,7 +137,7 @@ def _with_quotes(text: str) -> str:
     parts = _TOKEN.split(text)
     # For each match, `split` returns five parts: the text before the match, a JSON string, the text
     # before a key, the key, and the text after the key. Either the JSON string is None, or the last
-    # three parts are None. A loop over the matches would take twice the time.
+    # three parts are None. A loop over the matches would take twice as long.
     parts[2::5] = [before and before + '"' for before in parts[2::5]]
     parts[4::5] = [after and '"' + after for after in parts[4::5]]
     return "".join(filter(None, parts))
@@ -219,8 +218,8 @@ SUBSCRIPTION_GROUP_FILE = "subscriptionGroup.json"
 OFFSET_TABLE = "offsetTable"
 DATA_VERSION = "dataVersion"
 QUEUE_TYPE = "queue.type"
-"""Name of a topic attribute of RocketMQ 5. If its value is :data:`BATCH_TYPE`, the topic has batch
-queues.
+"""Name of a topic attribute of RocketMQ 5. If the attribute's value is :data:`BATCH_TYPE`, the
+topic has batch queues.
 """
 BATCH_TYPE = "BatchCQ"
 
@@ -410,9 +409,9 @@ def whole(value: Any, name: str) -> int:
 class ConfigTable(NamedTuple):
     """A table of the broker that is a JSON file in ``config/``, or records in RocksDB.
 
-    ``folder`` is the folder in ``config/`` that has the table in RocksDB, version 1, and ``family``
-    is the table's column family in FOLDER_SINGLE. ``name`` is the table's name in the JSON file,
-    and ``ids`` are the table's numbers in the keys of version 2.
+    In RocksDB version 1, the table is in the folder ``folder`` of ``config/``, or in the column
+    family ``family`` of FOLDER_SINGLE. ``name`` is the table's name in the JSON file, and ``ids``
+    are the table's numbers in the keys of version 2.
     """
 
     folder: str
@@ -442,8 +441,8 @@ _KEY: Final = struct.Struct(">BHB")
 _TABLE, _DATA = 1, 2
 _PULL_OFFSETS: Final = "pullOffsetTable"
 _JSON: Final = b"\x01"
-"""The first byte of a topic's or group's record in RocksDB; its value means that the rest is JSON
-(``SerializationType.JSON``).
+"""The first byte of a topic's or group's record in RocksDB. This value means that the other bytes
+are JSON (``SerializationType.JSON``).
 """
 _LENGTH: Final = struct.Struct(">H")
 _QUEUE: Final = struct.Struct(">BI")
@@ -451,7 +450,7 @@ _OFFSET: Final = struct.Struct(">q")
 
 
 def prefixes(file: str, version: int) -> tuple[bytes, ...]:
-    """Return the prefixes with which the keys of one table begin."""
+    """Return the prefixes of the keys of one table."""
     ids = CONFIG_TABLES[file].ids
     return (b"",) if version == 1 else tuple(_KEY.pack(_TABLE, n, _DATA) for n in ids)
 

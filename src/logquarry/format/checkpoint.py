@@ -1,7 +1,7 @@
 """The checkpoint file (``StoreCheckpoint``), and the durable offset in ``.logquarry/durable``.
 
 The checkpoint file has 4,096 bytes, and begins with three timestamps. RocketMQ 5 writes three
-offsets after them; in a file of a 4.9 broker, these bytes are 0.
+offsets after the timestamps; in a file of a 4.9 broker, these bytes are 0.
 
 The durable offset shows which damage can be the result of a crash. All bytes of the log before the
 durable offset were once synced, so damage there happened later. Damage after the durable offset may
@@ -9,8 +9,9 @@ come from a crash.
 
 The content of ``durable`` fits into one sector, so after a power cut the file has either the old or
 the new content. After a RocketMQ broker has written to the store, the durable offset is not valid
-any more. To detect this, the file also has the checkpoint's times before and after logquarry's last
-write of the checkpoint. If the checkpoint has other times now, a broker has written it.
+any more. To detect such a write, the file also has two sets of times of the checkpoint: the times
+before and the times after logquarry's last write of the checkpoint. If the checkpoint has other
+times now, a broker has written it.
 
 The file ``durable`` also has the physical offset at which the log starts. Retention raises this
 offset before it deletes log files. So if the first existing log file begins after this offset, log
@@ -57,8 +58,8 @@ START: Final = Layout(
     "log start", Field("start", "q", "physical offset at which the log starts; -1: unknown")
 )
 START_SIZE: Final = START.size + 4
-"""Bytes of the two fields after the fields of :class:`DurableMark`: the log's start, and the CRC-32
-of the start. The fields are valid only if the mark is valid.
+"""Size in bytes of two fields: the log's start, and the CRC-32 of the start. They follow the fields
+of :class:`DurableMark` in the file. The fields are valid only if the mark is valid.
 """
 
 
@@ -78,8 +79,8 @@ class Offsets(NamedTuple):
     logics_physical: int = 0
 
     def limited(self, end: int) -> Offsets:
-        """Return the offsets for a log that was truncated at ``end``: ``confirm`` and
-        ``logics_physical`` are at most ``end``.
+        """Return the offsets for a log that was truncated at ``end``: limit ``confirm`` and
+        ``logics_physical`` to ``end``.
         """
         return self._replace(
             confirm=min(self.confirm, end), logics_physical=min(self.logics_physical, end)
@@ -103,7 +104,7 @@ def decode(data: bytes) -> Checkpoint:
 
 
 class DurableMark(NamedTuple):
-    """The durable offset, and the checkpoints for which it is valid."""
+    """The durable offset, and the checkpoints for which this offset is valid."""
 
     offset: int
     before: Checkpoint

@@ -1,8 +1,8 @@
 """The epochs of controller mode: the file ``epochFileCheckpoint`` (``EpochFileCache``).
 
 A new epoch begins when the controller elects a master. The file has a line with the number of
-epochs, a line with a CRC, and a line ``EPOCH-OFFSET`` for each epoch. The CRC covers these lines;
-OFFSET is the physical offset at which the epoch begins.
+epochs, a line with a CRC, and a line ``EPOCH-OFFSET`` for each epoch. The CRC covers the lines
+``EPOCH-OFFSET``; OFFSET is the physical offset at which the epoch begins.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Final
 
 EPOCH_FILE: Final = "epochFileCheckpoint"
 BACKUP_FILE: Final = f"{EPOCH_FILE}.bak"
-"""Copy of the previous version of :data:`EPOCH_FILE`. A broker reads it if the file is invalid."""
+"""Copy of the previous version of :data:`EPOCH_FILE`. A broker reads this copy if the file is
+invalid.
+"""
 
 _FILE: Final = re.compile(
     r"(\d{1,9})\r?\n(-?\d{1,11})((?:\r?\n\d{1,9}-\d{1,19})*)(?:\r?\n)?", re.ASCII

@@ -30,7 +30,7 @@ class Field:
     """One fixed-width big-endian field.
 
     ``code`` is the field's ``struct`` code (``b h i q`` are signed, ``I`` is unsigned). ``meaning``
-    is a short description for the docs, with RocketMQ's name if it differs.
+    is a short description for the docs, with RocketMQ's name of the field if that name differs.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Layout:
         self.size = self.struct.size
         ends = list(accumulate(field.width for field in fields))
         self.offsets = dict(zip([field.name for field in fields], [0, *ends], strict=False))
-        # The same offsets as a named tuple, because kernels cannot read a dictionary.
+        # Kernels cannot read a dictionary, so they use this named tuple of the same offsets.
         self.at: Any = namedtuple(type(self).__name__, self.offsets)(**self.offsets)
 
     def page(self, values: Iterable[int]) -> bytes:

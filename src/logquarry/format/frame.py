@@ -1,5 +1,5 @@
-"""Encodes and decodes the frames of the commit log, and the blanks that end its files, in pure
-Python (the reference for the compiled kernels).
+"""Encodes and decodes the frames and blanks of the commit log in pure Python. This module is the
+reference for the compiled kernels.
 
 A frame, big-endian, as ``CommitLog.checkMessageAndReturnSize`` reads it::
 
@@ -8,8 +8,8 @@ A frame, big-endian, as ``CommitLog.checkMessageAndReturnSize`` reads it::
     | PROPERTIES |
 
 With RocketMQ 5's second magic (``MESSAGE_MAGIC_CODE_V2``) TOPICLEN has two bytes; logquarry reads
-such frames but never writes them. A blank begins with ``[bytes left in the file 4][magic 4]``. Any
-bytes may follow up to the end of the file.
+such frames but never writes them. A blank begins with ``[bytes left in the file 4][magic 4]``.
+After these eight bytes, a blank can contain any bytes.
 
 In a DLedger log, each entry (``DLedgerEntry``) has a head of 48 bytes, and then one frame.
 PHYSICALOFFSET, consume queues and index contain the offset of the frame, not of the head. If an
@@ -244,8 +244,8 @@ def prefix(born_host_size: int, store_host_size: int) -> struct.Struct:
 
 
 def encode(frame: Frame) -> bytes:
-    """Encode a frame. The function writes the frame's attribute ``body_crc`` as BODYCRC, and does
-    not compute the CRC.
+    """Encode a frame. The function does not compute the CRC: BODYCRC is the frame's attribute
+    ``body_crc``.
 
     Raises ValueError if the size of a host contradicts SYSFLAG, or if a value does not fit its
     field.
@@ -295,16 +295,16 @@ def decode_at(
 ) -> Outcome:
     """Decode the frame or blank at a position of a log file, or report the damage there.
 
-    The function raises no error for damaged bytes, and reads no byte at or after ``end``. If it
-    returns a frame, :func:`encode` makes the same bytes from the frame.
+    The function raises no error for damaged bytes, and reads no byte at or after ``end``. If the
+    function returns a frame, :func:`encode` turns this frame into the same bytes again.
 
     Args:
         base: the physical offset of ``data[0]``.
         end: index in ``data`` at which the file ends (default: the length of ``data``).
         check_crc: whether to compare the CRC of the body with BODYCRC. Unlike Java, the function
-            also checks an empty body, for which RocketMQ writes BODYCRC 0. Otherwise damage could
-            stay unnoticed: wrong flags in SYSFLAG change the lengths of the hosts, and a body can
-            then look empty.
+            also checks the BODYCRC of an empty body, which must be 0. Without this check, some
+            damage would not be detected: a wrong flag in SYSFLAG changes the lengths of the hosts,
+            so that a body can look empty.
     """
     view = memoryview(data)
     if end is None:
@@ -413,7 +413,7 @@ def starts_entry_blank(data: memoryview, position: int) -> bool:
 
 
 def is_entry_blank_reference(data: memoryview, position: int, *, left: int) -> bool:
-    """Whether DLedger left the last ``left`` bytes of a file, from a position on, unused."""
+    """Whether DLedger left the bytes from a position to the file's end unused (``left`` bytes)."""
     size = int.from_bytes(data[position + 4 : position + ENTRY_BLANK_SIZE], "big", signed=True)
     return starts_entry_blank(data, position) and size == left
 
@@ -457,8 +457,8 @@ def host_bytes(text: str) -> bytes:
 
 
 def valid_host_bytes(text: str) -> bytes:
-    """Parse the host of a new message, like :func:`host_bytes`, but refuse a port above 65535 or
-    below 0. A frame has room for such a port, but Java's ``InetSocketAddress`` refuses it.
+    """Parse the host of a new message, like :func:`host_bytes`. Raise UsageError for a port above
+    65535 or below 0: a frame has room for such a port, but Java's ``InetSocketAddress`` refuses it.
     """
     data = host_bytes(text)
     port = _HOST_PORT.unpack(data[-4:])[0]

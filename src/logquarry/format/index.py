@@ -109,8 +109,8 @@ def decode_header(data: bytes | memoryview) -> IndexHeader:
     is 1.
     """
     header = IndexHeader(*HEADER.struct.unpack_from(data, 0))
-    # QUIRK: IndexHeader.load() sets the count to 1 only in memory, so a file without keys contains
-    # 0.
+    # QUIRK: A file without keys contains the count 0, because IndexHeader.load() changes 0 to 1
+    # only in memory.
     return header._replace(entry_count=max(1, header.entry_count))
 
 

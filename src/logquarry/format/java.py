@@ -28,8 +28,8 @@ _MOST_DIGITS = 18
 
 
 def digits(text: str) -> int:
-    """Parse up to 18 ASCII digits; return NO_NUMBER for other text. Longer text is not passed to
-    ``int``, because Python refuses to parse very long numbers.
+    """Parse up to 18 ASCII digits; return NO_NUMBER for other text. The function does not call
+    ``int`` for longer text, because Python refuses to parse very long numbers.
     """
     plain = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
     return int(text) if plain else NO_NUMBER
@@ -93,7 +93,7 @@ def positive_hash_code(text: str) -> int:
 
 
 crc32 = _crc32
-"""The CRC-32 function of zlib-ng if that is installed, because it is faster; else of zlib."""
+"""The CRC-32 function of zlib-ng, which is faster, if zlib-ng is installed; else of zlib."""
 
 
 @cache
@@ -116,8 +116,8 @@ def body_crc(crc: int) -> int:
 
 
 def table_size_for(count: int) -> int:
-    """Return the number of buckets of a Java map that is a copy of a map with ``count`` entries
-    (``new HashMap<>(map)``).
+    """Return the number of buckets in a new Java map that copies a map of ``count`` entries (``new
+    HashMap<>(map)``).
     """
     wanted = int(count / 0.75 + 1.0)
     size = 1
@@ -127,12 +127,12 @@ def table_size_for(count: int) -> int:
 
 
 def hash_map_order(keys: Iterable[str], table_size: int = 16) -> list[str]:
-    """Return the order in which a ``java.util.HashMap`` iterates, if ``keys`` were inserted in
-    their order.
+    """Return ``keys`` in the order of a ``java.util.HashMap`` into which they were inserted one by
+    one.
 
-    When RocketMQ rewrites a property string, it writes the properties in this order. If a bucket
-    gets a ninth entry, Java doubles a table of fewer than 64 buckets. In a larger table, Java would
-    convert the bucket to a tree. This function makes no trees, because nine property names of one
+    When RocketMQ rewrites a property string, it writes the properties in this order. When a bucket
+    gets a ninth entry, Java doubles the table if it has fewer than 64 buckets, and otherwise
+    converts the bucket to a tree. This function makes no trees, because nine property names of one
     message practically never fall into the same bucket. For a copied map, ``table_size`` must be
     the result of :func:`table_size_for`.
     """

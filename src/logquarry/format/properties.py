@@ -101,8 +101,8 @@ def split_keys(keys: str) -> list[str]:
 def parse_tags(expression: str | None) -> frozenset[str] | None:
     """Parse a tag expression; None means any tag (``FilterAPI.buildSubscriptionData``).
 
-    ``*`` means any tag only if it is the whole expression; between separators, ``*`` is an ordinary
-    tag. RocketMQ rejects an expression that contains no tag; this function treats it as any tag.
+    If the whole expression is ``*``, it means any tag; between separators, ``*`` is an ordinary
+    tag. RocketMQ rejects an expression without tags; here such an expression means any tag.
     """
     if expression is None or expression == ANY_TAG:
         return None

@@ -10,13 +10,13 @@ The table has one column of int64 per message:
 - BODY_AT and PROPS_AT are addresses of the body and of the property string.
 - QUEUE_OFFSET is only for a message that takes no new queue offset: it is 0, or the message's
   previous queue offset.
-- STORE_TIMESTAMP is the earliest allowed store time. Only a message from another store has such a
-  limit: it keeps its store time.
+- STORE_TIMESTAMP is the earliest allowed store time. Only a message that keeps its store time from
+  another store has such a limit.
 
-A staged frame is complete, except for the fields whose values are known only while the log's lock
-is held. Before :func:`place` sets these fields, QUEUEOFFSET contains an index into a table of
-queues that the caller stores with the frames, and PHYSICALOFFSET and STORETIMESTAMP have no
-meaning.
+In a staged frame, only three fields lack their final values: QUEUEOFFSET, PHYSICALOFFSET and
+STORETIMESTAMP. The writer sets them (:func:`place`) while it holds the log's lock. Until then,
+QUEUEOFFSET is an index into a table of queues, which the caller stores with the frames; the other
+two fields have no meaning.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def empty_put_rows(count: int) -> PutRows:
 
 
 PLACED, NO_ROOM, NO_FRAME = range(3)
-"""Why placing frames ended: all frames were placed, the next frame does not fit into the file, or
-the next bytes are not a frame.
+"""Why the kernel stopped placing frames: all frames were placed, the next frame does not fit into
+the file, or the next bytes are not a frame.
 """
 
 _SIZE: Final = struct.Struct(">i")
@@ -101,7 +101,7 @@ def size_at(data: memoryview, start: int) -> int | None:
 
 
 def queue_number(data: memoryview, start: int) -> int:
-    """Return the index of a staged frame's queue, which its field QUEUEOFFSET contains."""
+    """Return the index of a staged frame's queue, from the frame's field QUEUEOFFSET."""
     return int(_NUMBER.unpack_from(data, start + _AT_NUMBER)[0])
 
 

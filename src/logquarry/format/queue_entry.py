@@ -1,5 +1,6 @@
-"""The entries of consume queues: 20 bytes each in queue files, or keys and values in RocksDB. Also
-the search for an entry by store time, and the entries of the transaction state table of 3.x.
+"""The entries of consume queues: 20 bytes each in queue files, or keys and values in RocksDB. The
+module also has the search for an entry by store time, and the entries of the transaction state
+table of 3.x.
 
 A queue file (``ConsumeQueue``) has entries of :data:`LAYOUT`. The other layouts describe RocksDB in
 RocketMQ 5 (``RocksDBConsumeQueueStore``): column family ``default`` has the entries, and column
@@ -29,9 +30,9 @@ DEFAULT_UNITS_PER_FILE: Final = 300_000
 assert UNIT_SIZE == 20
 
 FILLER_SIZE: Final = java.INT_MAX
-"""The value of the size field in filler entries. They fill the start of a queue's first file if the
-first entry of the queue has an offset above 0. A recovery also writes them in place of lost
-messages. An entry of the state table has this size if its message is no longer in the log.
+"""The value of the size field in filler entries. If the first entry of a queue has an offset above
+0, fillers precede this entry in the queue's first file. A recovery also writes fillers in place of
+lost messages. In the state table, an entry has this size if its message is no longer in the log.
 """
 
 
@@ -221,8 +222,8 @@ def search_time(
     """Find the index of the entry by the same binary search as Java.
 
     Return -1 if the log has none of the messages, and None if the search meets an unwritten entry.
-    If the log lacks a message that the search reads, Java returns the queue offset 0. This function
-    then returns a large negative index, which the caller turns into 0.
+    If the search needs a message that is not in the log, Java returns the queue offset 0. In this
+    case this function returns a large negative index, and the caller replaces it by the offset 0.
     """
     high = len(units) - 1
     left = right = left_time = right_time = -1
@@ -232,7 +233,7 @@ def search_time(
         if size <= 0 or physical_offset < 0:
             return None
         if physical_offset < log_min_offset:
-            # QUIRK: this step sets left, but not left_time. So left is the result only if a later
+            # QUIRK: this step sets left, but not left_time. The result can be left only if a later
             # step sets left_time.
             low, left = middle + 1, middle
             continue

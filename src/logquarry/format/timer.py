@@ -1,9 +1,9 @@
 """The files of RocketMQ 5's timer wheel (``TimerWheel``, ``TimerLog``, ``TimerCheckpoint``).
 
 The timer wheel is the file ``timerwheel``, an array of slots. The time since 1970 is divided into
-spans of ``timerPrecisionMs`` milliseconds. The messages whose delivery time is in span number n are
-in the slot with the index n modulo the number of slots. A slot points to its first and its last
-entry in the timer log, and each entry points to the previous entry of the same slot.
+spans of ``timerPrecisionMs`` milliseconds. If a message's delivery time is in span n, the message
+is in slot n modulo the number of slots. A slot points to its first and its last entry in the timer
+log, and each entry points to the previous entry of the same slot.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ ENTRY = Layout(
     Field(
         "magic",
         "i",
-        "1; plus 2 if the broker puts the message back into its queue when the slot is due (a "
-        "roll); plus 4 if the message deletes another message",
+        "sum of 1 (always), 2 (a roll: when the slot is due, the broker puts the message back into "
+        "its queue) and 4 (the message deletes another message)",
     ),
     Field("write_time", "q", "time of the write, ms, rounded down to timerPrecisionMs"),
     Field("delay", "i", "time of the slot minus write_time, ms"),
@@ -78,13 +78,13 @@ MAGIC_BLANK: Final = 0xCBD43194
 PRECISION_MS: Final = 1000
 """``timerPrecisionMs``."""
 ROLL_SLOTS: Final = 2 * 24 * 3600
-"""Number of slots (``timerRollWindowSlot``). If the delivery time of a message is this number of
-slots away or more, the broker places the message in an earlier slot of the wheel. When this slot is
-due, the broker returns the message to the timer queue, and then places it in the wheel again.
+"""Number of slots (``timerRollWindowSlot``). If a message is due only after this number of slots or
+more, the broker first places the message in an earlier slot of the wheel. When this slot is due,
+the broker returns the message to the timer queue, and then places it in the wheel again.
 """
 WHEEL_MS: Final = 7 * 24 * 3600 * 1000
 """Milliseconds that the wheel covers (``TIMER_WHEEL_TTL_DAY``). If a broker was down longer than
-this, it skips slots whose delivery time has passed.
+this time, the broker skips slots whose delivery time has passed.
 """
 
 

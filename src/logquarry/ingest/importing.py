@@ -52,7 +52,7 @@ _MADE_FOLDERS: Final = (
     store_files.TRANSACTION,
     store_files.SIDECAR,
 )
-"""The folders that a writer creates in a new store, without the log's folder."""
+"""The folders that a writer creates in a new store, besides the log's folder."""
 _BASE64: Final = "properties_base64"
 _KNOWN: Final = frozenset((*JSON_NAMES, _BASE64))
 _KINDS: Final = {
@@ -217,8 +217,8 @@ class Imported:
     Attributes:
         bytes: bytes of the imported frames.
         topics: (messages, bytes) by topic.
-        raised_times: number of messages whose store time is later in the store than in the source,
-            because store times must not decrease in a log. The number is counted only if the import
+        raised_times: number of messages that got a later store time than in the source, because
+            store times must not decrease in a log. The import counts these messages only if it
             keeps store times.
         is_complete: whether all messages were put into the store.
         is_synced: whether all messages that were put are on the disk; the caller sets it.
@@ -298,7 +298,7 @@ def check_source(
 def only_with_messages(path: str) -> Iterator[None]:
     """Context manager: if the block raises an exception, remove the store that the block has
     created. The store stays if it contains a message, or if the folder had files before the block.
-    An operator could think that an import into the empty store had succeeded.
+    If an empty store stayed, an operator could think that the import had succeeded.
     """
     root = local_folder(path)
     # Do not call Path.exists: since Python 3.14, it also returns False if the disk fails.

@@ -61,7 +61,9 @@ _POLL_SECONDS: Final = 0.05
 _LARGE: Final = 1 << 30
 _MANY_TIMES: Final = 8
 _SMALL: Final = 64 << 20
-"""A load with fewer bytes of frames than this appends to its stores one after the other."""
+"""If a load has fewer bytes of frames than this number, it appends to its stores one after the
+other.
+"""
 
 T = TypeVar("T")
 
@@ -126,11 +128,11 @@ def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
     """Append the segments of a load to one store, unless an earlier attempt has appended them. Then
     remove the segments.
 
-    The removal frees the memory and the disk blocks of the segments. If stores are loaded one after
-    the other, the log of the next store can use this space.
+    The removal frees the memory and the disk blocks of the segments. If the load appends to its
+    stores one after the other, the next store's log can use this space.
 
-    Raises StoreError if the messages cannot be put into their queues. The log then already has
-    the load, and the next opening of the store puts its messages into the queues.
+    Raises StoreError if the messages cannot be put into their queues. The log then already has the
+    load, and the next opening of the store puts the load's messages into the queues.
     """
     # An attempt that Spark has given up can still be running, and can hold the store's lock.
     opened = _patiently(
@@ -159,7 +161,7 @@ def append_here(appendings: Sequence[Appending]) -> Sequence[Loaded]:
     four threads, and at most one per store.
 
     A small load appends to its stores one after the other, so that only one store is open at a
-    time: the files of an open store take much more disk space than a few messages.
+    time. The files of an open store take much more disk space than a few messages.
     """
     if sum(appending.bytes for appending in appendings) < _SMALL:
         return [append_to_store(appending) for appending in appendings]
@@ -231,12 +233,11 @@ def commit_load(
         run: appends to the stores.
         disk: the disk for the writes to the folder of the loads; None for the usual disk.
         is_batch: whether the load is a batch of a stream. A stream repeats only its last batch, so
-            a version that is lower than the version of the last load is an error.
+            the load must not have a lower version than the last load.
 
     Raises:
-        UsageError: if a task has staged rows of another load; if the load has the same version as
-            the last load, but more rows; or if the load is a batch with a lower version than the
-            last load.
+        UsageError: in three cases: a task has staged rows of another load; the load has the last
+            load's version, but more rows; a batch has a lower version than the last load.
         CorruptFile: if a segment has changed since it was staged. If a segment is missing or has
             another size, nothing is appended to any store. If only the content has changed, nothing
             is appended to the store of this segment.
@@ -279,7 +280,7 @@ def commit_load(
         if not load.is_named:
             ledger.forget(load)
         if plan.brokers == 1 and any(loaded.was_there for loaded in found.values()):
-            # The opening of the store has completed this load, which an earlier call had begun.
+            # An earlier call had begun this load, and the opening of the store has completed it.
             _require_repeated(plan, load, tasks, ledger.last(load), is_batch=is_batch)
     return LoadSummary(
         rows=sum(loaded.rows for loaded in found.values()),
@@ -300,8 +301,8 @@ def _require_repeated(
 ) -> None:
     """Raise UsageError if `load` cannot be a repetition of an earlier load.
 
-    For example, if a query continues with a checkpoint from a backup, Spark uses the numbers of
-    batches again, for other rows. If the sink skipped such a batch, the rows would be lost.
+    For example, if a query continues with a checkpoint from a backup, Spark gives the numbers of
+    earlier batches to other rows. If the sink skipped such a batch, the rows would be lost.
     """
     version, count = last or (load.version, None)
     rows = sum(segment.rows for task in tasks for _, segment in task.segments)
@@ -362,8 +363,8 @@ def _began(plan: LoadPlan, load: LoadId, disk: Disk) -> bool:
 
 
 class _Decision:
-    # The document with which a load into several brokers is decided. While the document exists, the
-    # next load into the same path first completes the decided load.
+    # The document that decides a load into several brokers. While the document exists, the next
+    # load into the same path first completes the decided load.
 
     def __init__(self, plan: LoadPlan, disk: Disk) -> None:
         self._plan = plan
@@ -381,9 +382,8 @@ class _Decision:
         write_document(self._disk, self._path, document)
 
     def require_segments(self) -> None:
-        # A store removes its segments only after its ledger has the load. If the store was later
-        # replaced by an older copy, the copy's ledger lacks the load, and the load cannot be
-        # completed.
+        # A store removes its segments only after its ledger has the load. But if an older copy has
+        # replaced the store, the copy's ledger lacks the load, and the load cannot be completed.
         load, stores = self._read() or (None, {})
         root = Path(self._plan.path)
         for name, segments in stores.items():

@@ -33,8 +33,8 @@ _BYTE = ir.IntType(8)
 def _prepare_cache() -> None:
     """If numba cannot write to the package's folder, set numba's cache folder.
 
-    Numba tries only the package's folder and the home directory. If it can write to neither,
-    ``cache=True`` raises "no locator available".
+    Numba tries only the package's folder and the home directory. If numba can write to neither
+    folder, ``cache=True`` raises "no locator available".
     """
     if os.environ.get("NUMBA_CACHE_DIR") or os.access(Path(__file__).parent, os.W_OK):
         return
@@ -126,7 +126,7 @@ store_raw64 = _store(types.int64, swaps=False)
 
 @intrinsic
 def trailing_zeros(typingctx: Any, word: Any) -> Any:
-    """Return the number of zero bits below the lowest set bit; the word must not be 0."""
+    """Return the number of zero bits below the word's lowest one bit. The word must not be 0."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.IntType(1)(1))
@@ -214,8 +214,8 @@ def kernel(function: Any, *, nogil: bool = True) -> Any:
     If ``nogil`` is true, the code does not hold the GIL while it runs.
     """
     made = njit(cache=True, nogil=nogil, error_model="numpy")(function)
-    # If Ctrl-C interrupts numba while it loads a function, numba can load no other function in this
-    # process.
+    # Block Ctrl-C: if Ctrl-C interrupted numba while numba loads a function, numba could load no
+    # other function in this process.
     made.compile = held()(made.compile)
     return made
 
@@ -330,7 +330,7 @@ def is_plain(address: int, length: int) -> bool:
         return True
     i = 0
     while True:
-        # The last word overlaps the word before it.
+        # The last word may overlap the previous word.
         at = min(i, length - 8)
         word = load_raw64(address + at)
         # If all bytes are ASCII, the subtraction sets the high bit only in a byte that is NUL or

@@ -55,7 +55,7 @@ def _items(body: int, length: int) -> tuple[int, int]:
 def measure_inner(
     address: int, rows: Array, count: int, limit: int, numbers: Array
 ) -> tuple[int, int, int]:
-    """For each frame, write to ``numbers`` (int64) the number of messages into which it is split.
+    """Write to ``numbers`` (int64) how many messages each frame is split into.
 
     The number is 0 for a frame that stays unchanged. A frame stays unchanged if it is no inner
     batch, if its wire form is damaged, or if its messages would take more than ``limit`` bytes.
@@ -318,9 +318,9 @@ def gather(
     out64: Array,
 ) -> None:
     """Copy 32-bit fields to ``out32`` (fields, n). Multiply 64-bit fields by a factor, and copy
-    them to ``out64``. ``most`` contains a limit for each 64-bit field, so that no product exceeds
-    64 bits. If the factor is not 1, each value is first limited to the range from ``-limit`` to
-    ``limit``.
+    them to ``out64``. If the factor is not 1, each value is first limited to the range from
+    ``-limit`` to ``limit``, so that no product exceeds 64 bits. ``most`` contains the limit of each
+    64-bit field.
 
     One call copies all fields of a frame, because the processor then fetches the frame's head from
     memory only once.

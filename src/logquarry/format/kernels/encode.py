@@ -1,8 +1,8 @@
 """Kernels that write frames. The pure-Python version is
 :meth:`logquarry.write.encode.MessageEncoder.frame`.
 
-Many messages share two parts of their frames: the head with hosts and SYSFLAG, and TOPICLEN with
-the topic. The caller makes these parts.
+The caller makes two parts of a frame that are equal in many frames: the head with hosts and
+SYSFLAG, and TOPICLEN with the topic.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def first_wrong_crc(at: Array, lengths: Array, crcs: Array, crc_function: int) -
 
 @kernel
 def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int:
-    """Give each distinct value (int64) a number, in order of first appearance, and return the count
-    of distinct values.
+    """Number the distinct values (int64) in the order in which they first appear. Return how many
+    distinct values there are.
 
     ``table`` (int32) is the hash table. ``table`` must be longer than ``found``, its length must be
     a power of two, and it must be filled with -1. ``found`` (int64) holds the distinct values;
@@ -255,8 +255,8 @@ def batch_frames(
 
     Args:
         topic, shared: uint8; TOPICLEN with the topic, and the properties of the batch.
-        target, room: address to which the frames are written (0: only compute the sizes), and
-            maximum bytes of all frames.
+        target, room: address to which the kernel writes the frames, and maximum bytes of all
+            frames. If the address is 0, the kernel only computes the sizes.
         starts: int64; gets the start of each frame.
         time_at: position of STORETIMESTAMP in a frame.
         queue_offset, physical_offset: values of the first frame.
@@ -337,12 +337,12 @@ def place_staged(
     placed: Array,
 ) -> tuple[int, int, int, int]:
     """Copy staged frames (:mod:`logquarry.format.put_frames`) into a file of the log, and set the
-    fields that depend on their place: offsets and store time.
+    fields that depend on a frame's place: offsets and store time.
 
     ``source`` is the address of the staged frames. When the kernel has copied ``most`` or more
-    bytes, it stops. ``next_offsets`` has the next queue offset of each queue. For each queue, the
-    kernel adds the number of the copied frames to row 0 of ``placed``, and the size of these frames
-    to row 1.
+    bytes, it stops. ``next_offsets`` has the next queue offset of each queue. The kernel adds the
+    number of a queue's copied frames to row 0 of ``placed``, and their size to row 1; each column
+    is a queue.
 
     Returns four numbers: the end of the copied frames among the staged frames, the end of their
     copies in the file, the number of copied frames, and the reason why the copy ended.
@@ -384,8 +384,9 @@ def place_staged(
 def same_staged(
     source: int, start: int, stop: int, address: int, position: int, end: int
 ) -> tuple[int, int, int]:
-    """Compare the staged frames from ``start`` on with the frames in a file of the log from
-    ``position`` on, and count the equal frames before the first difference.
+    """Compare staged frames with the frames in a file of the log, and count the equal frames before
+    the first difference. The staged frames begin at ``start``; the frames of the file begin at
+    ``position``.
 
     Returns three numbers: the position after the last equal staged frame, the position after the
     last equal frame in the file, and the number of equal frames. ``end`` is the

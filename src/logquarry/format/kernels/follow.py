@@ -1,13 +1,12 @@
 """The kernels of the dispatcher. The kernel :func:`follow` reads the log. Other kernels write the
-entries of queues and of the index. :func:`check_chains` checks the chains of an index file, which
-link the entries of each slot.
+entries of queues and of the index. :func:`check_chains` checks the chains of an index file; a chain
+links the entries of one slot.
 
 :func:`follow` checks and decodes each frame in one pass. The kernel cannot decode two kinds of
 frames: frames whose text is not UTF-8, and frames of the schedule topic whose DELAY is not one to
 nine digits. The kernel only counts such frames, and the caller decodes them with the pure-Python
-version (the reference). If ``as_java`` is true, the result of :func:`follow` must be the same as
-that of RocketMQ's recovery. Therefore :func:`follow` then stops at a sound frame if Java might not
-accept it as a message.
+version (the reference). If ``as_java`` is true, :func:`follow` must accept the same frames as
+RocketMQ's recovery. So it also stops at a sound frame that Java may reject.
 """
 
 from __future__ import annotations
@@ -131,9 +130,9 @@ def follow(
     """Read frame after frame from ``position``, and collect the fields of each frame for the
     dispatcher.
 
-    See :func:`logquarry.format.kernels.walk.walk` for the first arguments. Returns the number of
-    frames, the position after them, a code, the number of topics, of queues and of keys, and the
-    number of frames that the pure-Python version must decode.
+    See :func:`logquarry.format.kernels.walk.walk` for the first arguments. Returns seven numbers:
+    the number of frames, the position after the last frame, a return code, the numbers of topics,
+    queues and keys, and the number of frames that the pure-Python version must decode.
 
     Args:
         as_java: whether to stop with ASK_JAVA at frames that RocketMQ 4.9.3 may reject.
@@ -143,7 +142,7 @@ def follow(
             two.
         topics, queues: int64 (n, 4) and (n, 2); get one row for each distinct topic or queue.
         hashes, numbers: get the hash of each key, and the index of the key's frame. Both arrays
-            must have room at least for all keys of one frame.
+            must have room for all keys of at least one frame.
     """
     count = 0
     topic_count = queue_count = key_count = odd = 0
@@ -208,9 +207,9 @@ def follow(
                     return count, position, r.TABLE_FULL, topic_count, queue_count, key_count, odd
                 queue_count = max(queue_count, queue + 1)
             last_queue = queue
-        # A topic that is not valid UTF-8 gets the index 0. Do not compare the next frame with row 0
-        # of ``topics``: the address in this row may be from an earlier call, and its memory may
-        # already be freed.
+        # A topic that is not valid UTF-8 gets the index 0. So do not compare the next frame's topic
+        # with row 0 of ``topics``: the address in this row may be from an earlier call, and may
+        # point to freed memory.
         last_topic = topic if is_text else -1
         store_time = mem.load_i64(at + mem.store_time_at(flags))
         if not mem.is_ascii(props, props_length) and not mem.is_utf8(props, props_length):
@@ -287,8 +286,8 @@ _MOST_SECONDS = java.INT_MAX
 def check_chains(
     entries: int, count: int, table: int, slots: int, newest: Array
 ) -> tuple[int, int, int, int, int]:
-    """Check the chains of an index file: the pointer of each entry to the previous entry, and the
-    pointer of each slot to its newest entry.
+    """Check the chains of an index file: each entry must point to the previous entry of its slot,
+    and each slot must point to its newest entry.
 
     ``entries`` and ``table`` are the addresses of the first entry and of the first slot. ``newest``
     (int32, one element per slot, filled with 0) gets the number of each slot's newest entry. The
@@ -332,9 +331,9 @@ def group_units(
     """Group the entries of some frames by queue.
 
     In the output arrays, all entries of a queue follow each other. The first item of ``ends``
-    (int64, queues + 1) becomes 0. For each queue, the next item becomes the end of the queue's
-    entries in the other three arrays. For each entry, ``which`` gets the index of the frame,
-    ``offsets`` gets the queue offset, and ``units`` (uint8) gets the 20 bytes.
+    (int64, queues + 1) becomes 0. Item q + 1 becomes the end of queue q's entries in the other
+    three arrays. For each entry, ``which`` gets the index of the frame, ``offsets`` gets the queue
+    offset, and ``units`` (uint8) gets the 20 bytes of the entry.
     """
     for queue in range(queue_count + 1):
         ends[queue] = 0
@@ -343,8 +342,8 @@ def group_units(
         if queue >= 0:
             ends[queue + 1] += 1
     # Each queue's item of ``ends`` is now the number of the queue's entries. Replace this number by
-    # the position of the queue's first entry. The next loop adds 1 to the position for each entry,
-    # so after the next loop the item is the end of the queue's entries.
+    # the position of the queue's first entry. Then the next loop adds 1 for each entry, so the item
+    # becomes the end of the queue's entries.
     total = np.int64(0)
     for queue in range(queue_count):
         size = ends[queue + 1]

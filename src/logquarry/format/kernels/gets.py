@@ -1,8 +1,8 @@
 """The two kernels of a ``get``. The first kernel reads queue entries, and checks and copies their
 frames. The second kernel finds the fields of these frames.
 
-For sound frames, the first kernel does the same as the loop in :mod:`logquarry.read.get_message`,
-the pure-Python version (the reference). For any other bytes, the kernel returns a code, and the
+The pure-Python version (the reference) is the loop in :mod:`logquarry.read.get_message`. For sound
+frames, the first kernel has the same result. For other bytes, the kernel returns a code, and the
 caller runs the pure-Python version.
 """
 
@@ -99,7 +99,7 @@ def _least(a: int, b: int) -> int:
 
 
 # The kernel runs only for microseconds, so it does not release the GIL. If the kernel released the
-# GIL, another thread could take the GIL, and the kernel might wait milliseconds to get it back.
+# GIL, another thread could take the GIL, and the kernel might wait for the GIL for milliseconds.
 @partial(kernel, nogil=False)
 def get_frames(
     units: int,
@@ -117,8 +117,8 @@ def get_frames(
 
     Args:
         units: address of ``count`` queue entries; ``count`` must be at least 1.
-        memory_start: messages from this physical offset on are assumed to be in memory. For
-            messages at lower offsets, the limits for messages on disk apply.
+        memory_start: messages at or after this physical offset count as messages in memory, all
+            others as messages on disk. The two kinds have different limits.
         wanted: address of the tags that the consumer requests; 0 for all tags.
         room: number of bytes that ``scratch`` can hold.
     """

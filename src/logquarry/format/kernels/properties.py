@@ -1,5 +1,5 @@
-"""Kernels for property strings. They split strings into properties, make strings from properties,
-check UTF-8, compute tags codes, and hash keys.
+"""Kernels for property strings. These kernels split strings into properties, make strings from
+properties, check UTF-8, compute tags codes, and hash keys.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from logquarry.format.kernels.bytes import Array, kernel
 
 
 def name_table(names: Sequence[str]) -> tuple[Array, Array, Array]:
-    """Return all names joined in one array, and the length and the start of each name in it."""
+    """Return one array with all names joined, and the length and the start of each name."""
     lengths = np.array([len(name.encode()) for name in names])
     data = np.frombuffer("".join(names).encode(), np.uint8).copy()
     return data, lengths, np.cumsum(lengths) - lengths
@@ -106,8 +106,9 @@ def mark_named(
 
     The search compares the name with an equally long piece of the property string. If the piece is
     not a property with this name, the search advances by ``shifts[b]``, where b is the last byte of
-    the piece. If the name contains the byte b before its last byte, ``shifts[b]`` is the distance
-    from the last such b to the name's last byte. If not, ``shifts[b]`` is the length of the name.
+    the piece. To compute ``shifts[b]``, ignore the name's last byte, and find the last b in the
+    rest: ``shifts[b]`` is its distance from the name's last byte. Without such a b, ``shifts[b]``
+    is the length of the name.
     """
     size = name.shape[0]
     for i in range(count):
@@ -141,14 +142,14 @@ def parse_properties(
 ) -> int:
     """Split property strings into pairs of a key and a value, and return the number of pairs.
 
-    ``starts`` and ``lengths`` (int32 (4, n)) get the start and the length of the values of TAGS,
-    KEYS, UNIQ_KEY and DELAY in each frame; the length is -1 if a frame does not have the property.
+    For each frame, ``starts`` and ``lengths`` (int32 (4, n)) get the start and the length of the
+    values of TAGS, KEYS, UNIQ_KEY and DELAY. If a frame lacks a property, its length is -1.
 
     With ``want_pairs``, ``pairs`` (int32 (4, m)) gets the start and the length of each key, and of
     its value. A repeated key of a frame gets only one pair, with the last value. ``pair_offsets``
     gets the index of each frame's first pair. ``table`` and ``stamps`` are int32 scratch arrays for
-    a hash table. The length of both must be a power of two, and at least twice the number of pairs
-    in any frame. ``stamps`` must be filled with 0.
+    a hash table. Each length must be a power of two, and at least twice the largest number of pairs
+    in a frame. ``stamps`` must be filled with 0.
     """
     used = 0
     mask = table.shape[0] - 1
@@ -235,9 +236,10 @@ def tags_codes(
 ) -> int:
     """Compute the dispatcher's tags codes (``props.tags_code``) from valid UTF-8.
 
-    If a frame of the schedule topic has a DELAY that is not one to nine ASCII digits, the kernel
-    writes the frame's index to ``odd``. The caller must then compute the code of this frame with
-    the pure-Python version. Returns the number of such frames. Times are in milliseconds.
+    The kernel needs a DELAY of one to nine ASCII digits. If a frame of the schedule topic has
+    another DELAY, the kernel writes the frame's index to ``odd``, and the caller must compute this
+    frame's code with the pure-Python version. Returns the number of such frames. Times are in
+    milliseconds.
     """
     left_over = 0
     for i in range(count):
@@ -323,9 +325,8 @@ def index_keys(
 
     Args:
         starts, lengths: int32 (4, n), filled by :func:`parse_properties`.
-        prefixes, tag_prefixes: int64; for each frame, ``prefixes`` has the hash of the text
-            ``<topic>#``, and ``tag_prefixes`` has the hash of ``<topic>#T#``. If ``tag_prefixes``
-            is empty, tags are not hashed.
+        prefixes, tag_prefixes: int64; the hashes of the texts ``<topic>#`` and ``<topic>#T#``, for
+            the topic of each frame. If ``tag_prefixes`` is empty, tags are not hashed.
     """
     used = 0
     for i in range(count):
@@ -353,8 +354,8 @@ def index_keys(
 # message.
 
 _KEYS, _TAGS, _WAIT, _OTHERS = range(4)
-"""Kinds of property names. The encoder of single puts must encode each message that has a property
-of kind _OTHERS.
+"""Kinds of property names. If a message has a property of kind _OTHERS, the encoder of single puts
+must encode the message.
 """
 _BUILT_NAMES = (
     props.KEYS,

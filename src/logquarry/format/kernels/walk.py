@@ -43,8 +43,8 @@ def check_frame(
 
     ``address`` is the address of the window, the part of the log that can be read; ``window`` is
     its length. ``base`` is the physical offset of the window's first byte. ``end`` is the distance
-    from the start of the window to the end of the log file; it is at least ``window``. Returns
-    REACHED_STOP for a sound frame, else another code.
+    from the window's start to the end of the log file, at least ``window``. Returns REACHED_STOP
+    for a sound frame, else another code.
     """
     left = end - position
     here = window - position
@@ -142,9 +142,10 @@ def walk(
     """Read frame after frame from ``position``, and write the row of each to ``rows``. See
     :func:`check_frame` for the first arguments.
 
-    The walk ends before a frame that starts at or after ``stop``, at bytes that are not a sound
-    frame, or when ``rows`` is full. If ``has_heads`` is true, the head of a DLedger entry may
-    precede a frame. Returns the number of frames, the position after them, and a code.
+    The walk ends when it reaches ``stop``, when it finds bytes that are not a sound frame, or when
+    ``rows`` is full. A frame that starts before ``stop`` may end after it. If ``has_heads`` is
+    true, the head of a DLedger entry may precede a frame. Returns the number of frames, the
+    position after them, and a code.
     """
     count = 0
     asked = position
