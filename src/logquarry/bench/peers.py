@@ -75,7 +75,7 @@ PEERS: Final = {"lmdb": _lmdb, "rocksdict": _rocksdict, "sqlite3": _sqlite3}
 
 
 def prime(folder: Path, gib: int) -> None:
-    """Write a file of ``gib`` GiB and remove the file, so that its memory pages are free.
+    """Make ``gib`` GiB of memory pages free: write a file of this size, and remove it.
 
     In a virtual machine, the host may first have to provide a memory page. A program then waits up
     to ten times as long as for a free page. A host may also take back pages that were free for a

@@ -281,7 +281,7 @@ def replicate(
             for name in _fetched(sync).missing:
                 out.note(f"{sync.master}: the master has no {name}")
         opened.wait_dispatched()
-        # close() flushes too, but the error of this call names the cause.
+        # close() flushes too, but an error of flush() names the cause.
         opened.flush()
         end = opened.max_offset
     out.note(f"{folder} has the master's log up to {end}")
@@ -330,7 +330,7 @@ def _fetch_first(out: Output, waiting: Held, sync: ConfigSync, topics: Path) -> 
                 f"{error}. Only {topics.name} shows which topics have batch queues, and the store "
                 "has no such file: start the command again when the master's broker sends it"
             ) from error
-        if error.__cause__ is not None:  # The copy itself logs problems of single files.
+        if error.__cause__ is not None:  # config_sync has already logged errors of single files.
             out.note(str(error))
 
 

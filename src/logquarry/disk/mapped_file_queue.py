@@ -64,7 +64,7 @@ class MappedFileQueue(LastFile):
         allocator: creates files ahead; None to create a file when it is needed.
         read_only: folders whose existing files are used, but in which no new file is created.
         full_folders: returns the folders that have no room for another file.
-        guard_names: whether to restore the name of a file that another program deletes
+        guard_names: whether to restore a file that another program deletes, by a hard link
             (:mod:`logquarry.disk.name_guard`). True only for the log, because queues can be
             rebuilt from the log.
         gaps: whether to accept gaps between files, as RocketMQ does.

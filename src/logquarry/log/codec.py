@@ -457,8 +457,9 @@ def head_offset(view: FileView) -> int | None:
 def first_frames(
     view: FileView, start: int = 0, length: int = _SEARCHED
 ) -> Iterable[tuple[int, frame.Frame]]:
-    """Yield the positions and frames of the first frames in a part of a file. The file may have a
-    wrong name, because a frame's PHYSICALOFFSET is not compared with the name.
+    """Yield the positions and frames of the first frames in a part of a file. The function
+    does not compare a frame's PHYSICALOFFSET with the file's name, so it also works if the name is
+    wrong.
     """
     stop = min(view.size - start, length, java.INT_MAX)
     data = view.window(start, stop)[:stop]

@@ -190,7 +190,7 @@ def not_a_store(location: str, message: str) -> StoreNotFound:
 def near_store(location: str) -> str | None:
     """Find the store that the user probably meant by a wrong local path. This store is a parent
     folder of the path, or it is inside the folder at the path. If the path contains ``~``, the
-    function first replaces the part up to ``~`` by the user's home folder.
+    function first replaces ``~`` and everything before it by the user's home folder.
     """
     if "://" in location:
         return None

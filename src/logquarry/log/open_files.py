@@ -201,7 +201,7 @@ class LogBytes:
         return view.fault(at, length)
 
     def frame_fault(self, file: StoreFile, at: int) -> Unreadable | None:
-        """Return the first unreadable range in the frame or blank at a position."""
+        """Return the first unreadable range in the frame, or in the blank, at a position."""
         view = self.view(file)
         # Call view.fault even if no unreadable range is known, because the call also detects a
         # truncated file.

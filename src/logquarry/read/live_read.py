@@ -1,4 +1,4 @@
-"""Reads the log and the queues of a store that this process writes, from the writer's files.
+"""Reads the log and the queues of a store while this process writes the store.
 
 The writer's objects for the files are in the same process, and know how far each file is written.
 So a read lists no folders. Any number of threads may read at the same time, and no read waits for

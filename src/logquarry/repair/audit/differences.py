@@ -34,8 +34,8 @@ SMALL_GAP: Final = 1 << 12
 MOST_MOVED: Final = 1 << 20
 """Maximum number of harmed queue offsets that a recovery corrects in one queue."""
 MOST_STRETCHES: Final = 16
-"""Maximum number of findings of verify for misplaced entries of one queue. One finding is for
-consecutive entries whose messages have queue offsets that are wrong by the same number.
+"""Maximum number of findings of verify for misplaced entries of one queue. If the queue
+offsets of consecutive entries are wrong by the same number, verify reports them as one finding.
 """
 _CLOCK_MS: Final = 1_000
 

@@ -92,7 +92,7 @@ neighbours of an entry (``_READ``), and search for similar topics (``_PROBE``).
 
 
 class Moved(NamedTuple):
-    """The queue that a harmed frame names, and the frame's right queue."""
+    """The wrong queue in a harmed frame (``named``), and the right queue of this frame."""
 
     named: QueueKey
     right: QueueKey

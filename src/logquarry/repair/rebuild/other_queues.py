@@ -1,7 +1,7 @@
 """Builds the two kinds of queues that only RocketMQ 5 has: batch queues, and queues in RocksDB.
 
 To find a queue offset in a batch queue, the broker assumes that the entries have no gaps. So if
-messages are lost, the next entry also covers their queue offsets
+messages are lost, the rebuild extends the range of the next entry to their queue offsets
 (:func:`logquarry.write.queue_writer.without_gaps`).
 """
 
