@@ -205,9 +205,9 @@ def main() -> None:
 
 
 class _Checked(io.BufferedWriter):
-    # Standard output or standard error, which can be a file on a full disk, or a closed pipe. An
-    # error of standard output names the stream. An error of standard error is ignored, so that the
-    # exit code is that of the command.
+    # Standard output or standard error, which can be a file on a full disk, or a closed pipe. If a
+    # write to standard output fails, the error names the stream. If a write to standard error
+    # fails, ignore it, so that the exit code is that of the command.
     #
     # Keep Python's own raw stream. A `write` in Python could be interrupted after the system has
     # written the bytes. Python would then write the same bytes again at the exit.

@@ -291,7 +291,7 @@ def _differs(path: Path, link: Path) -> bool:
             and not filecmp.cmp(path, link, shallow=False)
         )
     except OSError:
-        # The file's own name is missing, or the disk cannot read one of the files.
+        # Only the hard link of the file is left, or the disk cannot read one of the two files.
         return False
 
 

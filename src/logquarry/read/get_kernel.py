@@ -177,8 +177,8 @@ class KernelGet:
         self._tags: dict[frozenset[str], _Tags | None] = {}
         self._at_hand: LogAtHand | None = None
         # If _in_memory is true, the limits for messages in memory apply to the whole log.
-        # _in_memory was computed for the list of log files in _files. If the log has another list,
-        # _in_memory is computed again.
+        # _in_memory was computed for the list of log files in _files. If the log has a new list,
+        # compute _in_memory again.
         self._files: object = None
         self._in_memory = False
         # If this process writes the log, use the writer's list of files, which costs nothing to

@@ -114,7 +114,7 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
             yield from_last_word(word)
         # The last nonzero word may belong to an entry that a writer has added but not counted in
         # the header yet. So also search the file for the header's end offset: the last entry
-        # contains this physical offset. Try each word where the search finds it.
+        # contains this physical offset. Each place with these bytes can be the last entry.
         yield from map(from_last_word, _words_with(data, header.end_offset))
 
     yield from (slots for slots in guesses() if 1 <= slots <= most)

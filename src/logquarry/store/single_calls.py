@@ -296,7 +296,7 @@ class SingleCalls:
     def _start_puts(
         self, path: CommitLogWriter, counter: CallCounter, feed: LogFeed, growth: LogGrowth
     ) -> None:
-        """Store the objects that each put uses in attributes, so that a put finds them fast."""
+        """Make attributes for the objects that each put uses, so that a put finds them fast."""
         self._path = path
         self._counter = counter
         self._feed = feed

@@ -221,7 +221,7 @@ class Log:
 
     Attributes:
         frames: the messages with their physical offsets.
-        blanks: (physical offset, length) of the blanks that end files.
+        blanks: physical offset and length of each blank. A blank fills the end of a file.
         files: the bytes of each file, ``file_size`` each.
     """
 

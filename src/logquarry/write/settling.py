@@ -439,7 +439,7 @@ class LogGrowth:
         Raise StoreUnavailable if the sync failed. It is then unknown whether the message is on the
         disk.
         """
-        # WaitingPut.result would log a slow put, but the caller of this method also logs slow puts.
+        # Do not call WaitingPut.result: it would log a slow put, which the caller logs too.
         return PutFuture.result(self.settle_later(result, wait, _nothing, _nothing))
 
     def settle_later(

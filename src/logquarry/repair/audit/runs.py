@@ -1,4 +1,4 @@
-"""Runs, with the facts that an audit needs. A run is a part of the log with only valid frames.
+"""Run facts: what an audit needs to know about a run, a part of the log with only valid frames.
 
 Threads and Spark tasks read runs before an audit reaches them. The audit uses such a run only if
 the run begins exactly where the audit is; otherwise, the audit reads this part of the log itself

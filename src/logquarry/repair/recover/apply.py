@@ -312,8 +312,8 @@ class _Work:
             self._entry_at(queue.key, 0)[0].parent: queue for queue in plan.queues if queue.bridges
         }
         # Move index files before the queues change. If this recovery is interrupted, the next one
-        # must still find the fault of these files. The unchanged queues can be the only evidence
-        # that the index is for other messages than those of the log.
+        # must still find the fault of these files. Possibly only a comparison with the
+        # unchanged queues shows that the index belongs to another log.
         for step in sorted(plan.steps, key=lambda step: (root / step.file).parent != root / INDEX):
             path = root / step.file
             if step.file == plan.rocksdb or step.file in plan.misnamed:
