@@ -55,27 +55,41 @@ def mode_of(path: str | os.PathLike[str], *, follows: bool = True) -> int:
 def matching(pattern: str) -> list[Path]:
     """Return the sorted paths that match a glob; ``**`` stands for any number of folders, or none.
 
-    As in ``glob.glob``, wildcards do not match names that begin with a dot. Raises OSError if a
-    folder cannot be listed.
+    As in ``glob.glob``, wildcards do not match names that begin with a dot, and a pattern with a
+    slash at its end matches only folders. Raises OSError if a folder cannot be listed.
     """
     path = Path(pattern)
-    found = [Path(path.anchor)]
+    found = {Path(path.anchor)}
     for part in path.parts[bool(path.anchor) :]:
-        found = [child for folder in found for child in _children(folder, part)]
-    return sorted(set(found))
+        found = {child for folder in found for child in _children(folder, part)}
+    if pattern.endswith(("/", "/.")):
+        found = {folder for folder in found if is_folder(folder)}
+    return sorted(found)
 
 
 def _children(folder: Path, part: str) -> Iterator[Path]:
     if not glob.has_magic(part):
-        if os.path.lexists(folder / part):
+        if mode_of(folder / part, follows=False):
             yield folder / part
     elif is_folder(folder):
         if part == "**":
             yield folder
-        for child in folder.iterdir():
-            if child.name.startswith(".") and not part.startswith("."):
-                continue
-            if part == "**":
-                yield from _children(child, part) if is_folder(child) else (child,)
-            elif fnmatchcase(child.name, part):
-                yield child
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                child = folder / entry.name
+                if entry.name.startswith(".") and not part.startswith("."):
+                    continue
+                if part != "**":
+                    if fnmatchcase(entry.name, part):
+                        yield child
+                elif entry.is_symlink() and _contains(child, folder):
+                    # Do not follow a link in a circle.
+                    yield child
+                elif entry.is_dir():
+                    yield from _children(child, part)
+                else:
+                    yield child
+
+
+def _contains(link: Path, folder: Path) -> bool:
+    return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(link))

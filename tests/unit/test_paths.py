@@ -96,6 +96,7 @@ def test_matching_agrees_with_glob(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "link").symlink_to("a2")
+    (tmp_path / "none").symlink_to("missing")
     monkeypatch.chdir(tmp_path)
     wanted = str(tmp_path / pattern) if is_absolute else pattern
     expected = {Path(name) for name in glob.glob(wanted, recursive=True)}  # noqa: PTH207
@@ -107,16 +108,33 @@ def test_matching_raises_if_a_folder_cannot_be_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken").mkdir()
-    real = os.listdir
+    scandir, stat = os.scandir, os.stat
 
-    def listed(path: object) -> list[str]:
-        if str(path).endswith("broken"):
+    def listed(path: Path) -> object:
+        if path.name == "broken":
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return real(str(path))
+        return scandir(path)
 
-    monkeypatch.setattr(os, "listdir", listed)
-    with pytest.raises(OSError, match="Input/output"):
-        matching(f"{tmp_path}/*/*.json")
+    def looked_up(path: Path, **settings: bool) -> os.stat_result:
+        if path.parent.name == "broken":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return stat(path, **settings)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", listed)
+        with pytest.raises(OSError, match="Input/output"):
+            matching(f"{tmp_path}/*/*.json")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", looked_up)
+        with pytest.raises(OSError, match="Input/output"):
+            matching(f"{tmp_path}/*/part.json")
+
+
+def test_matching_follows_no_link_in_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "x.json").touch()
+    (tmp_path / "a" / "b" / ("circle" * 20)).symlink_to("..")
+    assert matching(f"{tmp_path}/**/*.json") == [tmp_path / "a" / "b" / "x.json"]
 
 
 def test_no_module_uses_the_lookups_of_path() -> None:

@@ -48,7 +48,9 @@ def sources_digest(folder: Path) -> str:
     """Return a hash of all Python files in a folder and its subfolders."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
-        found.update(path.read_bytes())
+        # An editor may have made a hidden file or link.
+        if not path.name.startswith("."):
+            found.update(path.read_bytes())
     return found.hexdigest()
 
 

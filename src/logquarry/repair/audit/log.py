@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,8 +68,8 @@ if TYPE_CHECKING:
 
 _PAGES: Final = (4 << 10, 16 << 10, 64 << 10)
 """Page sizes, in bytes, of the systems on which RocketMQ runs."""
-_SECTOR: Final = 512
-"""Number of bytes that a disk writes whole."""
+_SECTOR: Final = 512  # A disk writes these bytes whole or not at all.
+_ZEROS: Final = re.compile(rb"\0+")
 _BACK: Final = 16 << 20
 """To explain stale bytes, the search reads so many bytes before the log's end."""
 _MOST_FRAMES: Final = 1 << 14
@@ -362,7 +363,7 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     page or a crashed replica can leave zeros in the topic and the properties, which no CRC covers.
     A message is incomplete if the properties end in a zero byte, or, without properties, the topic.
     If the message has a queue entry, zeros may be part of the properties. Then the properties are
-    incomplete only if all their bytes in one sector are zeros.
+    incomplete only if they lack whole sectors.
     """
     if bounds.durable is None or bounds.is_closed:
         return None
@@ -384,12 +385,11 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
 
 
 def _has_lost_sector(text: bytes, end: int) -> bool:
-    """Whether a sector begins inside a text, and contains only zeros of the text. ``end`` is the
-    position of the text's end in its file.
+    """Whether zeros in a text begin and end exactly where sectors do, as in a text that lost these
+    sectors. ``end`` is the position of the text's end in its file.
     """
-    first = -(end - len(text)) % _SECTOR
-    sectors = (text[at : at + _SECTOR] for at in range(first, len(text), _SECTOR))
-    return any(not any(sector) for sector in sectors)
+    bounds = {*range(-(end - len(text)) % _SECTOR, len(text), _SECTOR), len(text)}
+    return any({*zeros.span()} <= bounds for zeros in _ZEROS.finditer(text))
 
 
 def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:

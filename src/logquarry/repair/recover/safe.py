@@ -180,7 +180,7 @@ class _Planner:
         bounds = self._bounds()
         torn = torn_end(layout, bounds)
         if torn is not None:
-            self._words.append(f"the log ends at {torn}: the message there ends in zeros")
+            self._words.append(f"the log ends at {torn}: the message there lacks bytes")
         # Stop at the end that an earlier recovery recorded, if the store has not changed since.
         ends = (layout.cut_end if torn is None else torn, self._end)
         stop = min((end for end in ends if end is not None), default=None)

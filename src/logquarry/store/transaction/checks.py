@@ -256,6 +256,8 @@ class TransactionChecks:
             elif not self._pass(round_, offset, before):
                 return
             round_.next = offset + 1
+        # A listed half message that is not in the queue will never be passed.
+        round_.awaited = {op_offset: set() for op_offset in round_.awaited}
 
     def _pass(self, round_: _Round, offset: int, before: _Before) -> bool:
         """Check a half message if it is old enough; return whether the progress can pass it."""

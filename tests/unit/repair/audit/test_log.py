@@ -206,7 +206,7 @@ def test_a_last_message_that_ends_in_zeros(tmp_path: Path, harm: str, is_queued:
     assert torn_end(layout, bounds(durable=end, queued=end)) is None
 
 
-@pytest.mark.parametrize("place", ["inside", "before"])
+@pytest.mark.parametrize("place", ["exact", "later", "earlier"])
 @pytest.mark.parametrize("lost", ["end", "middle"])
 def test_a_lost_sector_in_the_properties_of_a_queued_message(
     tmp_path: Path, lost: str, place: str
@@ -222,10 +222,10 @@ def test_a_lost_sector_in_the_properties_of_a_queued_message(
     data = bytearray(path.read_bytes())
     start = end - end % 512 if lost == "end" else end - end % 512 - 512
     stop = end if lost == "end" else start + 512
-    start += place == "before"
+    start += {"exact": 0, "later": 1, "earlier": -1}[place]
     assert torn < end - len(values) < start < stop <= end
     data[start:stop] = bytes(stop - start)
     path.write_bytes(data)
     layout = StoreLayout.open(tmp_path, StoreConfig(mapped_file_size_commit_log=FILE_SIZE))
-    expected = torn if place == "inside" else None
+    expected = torn if place == "exact" else None
     assert torn_end(layout, bounds(durable=torn, queued=end)) == expected

@@ -98,7 +98,7 @@ def test_a_torn_last_message_is_cut_off_wherever_it_begins(tmp_path: Path, befor
     DurableFile(disk, tmp_path / "live" / DURABLE, begin, checkpoint.times).close()
     checkpoint.close()
     plan = lq.recover(tmp_path / "live", config=config())
-    assert any("the message there ends in zeros" in line for line in plan.summary())
+    assert any("the message there lacks bytes" in line for line in plan.summary())
     assert plan.log_end == begin
     lq.recover(tmp_path / "live", apply=True, config=config())
     with lq.MessageStore.open(tmp_path / "live", config=config()) as reader:
