@@ -142,9 +142,13 @@ IN_MEMORY = (
 ON_DISK = (
     *SYNCED,
     "tests/unit/repair/recover/test_other_disks.py",
+    "tests/unit/repair/test_strange_entries.py",
     "tests/unit/spark/test_task_memory.py",
+    "tests/unit/spark/test_task_size.py",
 )
-"""Tests in these folders that need a real disk or write large files."""
+"""Tests in these folders that need a real disk, write large files, remove `tmp_path`, or make hard
+links to files of other tests.
+"""
 
 _MEMORY = Path("/dev/shm")
 _LEAST_FREE = 1 << 30

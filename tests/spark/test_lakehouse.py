@@ -109,7 +109,7 @@ def test_command_with_the_columns_of_kafka(tmp_path: Path) -> None:
         (["--format", "delta", "--decode", "avro"], "takes a file"),
         (["--format", "delta", "--partition-by", "colour"], "partition by 'colour'"),
         (["--format", "delta", "--limit", "3"], "--limit is for --format jsonl"),
-        (["--format", "iceberg", "--catalog", "hush"], "takes NAME=VALUE: number 1 has"),
+        (["--format", "iceberg", "--catalog", "hush"], "takes NAME=VALUE: value 1 has"),
         (["--format", "iceberg", "--table", "messages"], "give NAMESPACE.TABLE"),
         (["--format", "delta", "--columns", "colour"], "no column 'colour'"),
     ],
