@@ -32,8 +32,8 @@ ENTRY = Layout(
     Field(
         "magic",
         "i",
-        "sum of 1 (always), 2 (a roll: when the slot is due, the broker puts the message back into "
-        "its queue) and 4 (the message deletes another message)",
+        "1; plus 2 for a roll (when the slot is due, the broker puts the message back into "
+        "its queue); plus 4 if the message deletes another message",
     ),
     Field("write_time", "q", "time of the write, ms, rounded down to timerPrecisionMs"),
     Field("delay", "i", "time of the slot minus write_time, ms"),

@@ -52,9 +52,9 @@ class MasterConnection:
         self._has_caught_up = False
         rate, portion = self._limits.bytes_per_second, self._limits.transfer_size
         if rate is not None:
-            # A portion is the number of bytes sent at once. The rate must allow one portion in each
-            # heartbeat interval. Otherwise, a heartbeat between two portions would tell the slave
-            # that it has the whole log.
+            # A portion is the number of bytes sent at once. It must be so small that the rate
+            # allows one portion in each heartbeat interval. Otherwise, a heartbeat between two
+            # portions would tell the slave that it has the whole log.
             portion = max(1, min(portion, rate * self._times.heartbeat_ms // 1_000))
         self._bucket = Bucket(rate, portion, now_ms)
 

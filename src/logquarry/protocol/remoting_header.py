@@ -283,8 +283,8 @@ def _is_int(value: Any) -> bool:
 def scan_json(header: bytes) -> Any:
     """Parse a header. Return None if the header is not standard JSON.
 
-    The compiled function accepts only strings, integers and one level of nested objects, and else
-    also returns None. Raises ValueError if a string is not UTF-8.
+    If compiled, also return None if the header contains anything except strings, integers and one
+    level of nested objects. Raises ValueError if a string is not UTF-8.
     """
     if cython.compiled:
         scan.at = PyBytes_AS_STRING(header)

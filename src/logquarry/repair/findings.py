@@ -266,7 +266,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "checkpoint_offset": _damage(
         Action.RECOVER,
         "the checkpoint has an offset that only RocketMQ 5.5 writes. But this offset is impossible,"
-        " or other files are of an earlier version. A broker of 5.5 would skip messages",
+        " or other files are of an earlier RocketMQ. A broker of 5.5 would skip messages",
     ),
     "checkpoint_short": _damage(Action.RECOVER, "the checkpoint file is too short"),
     "abort_file": _note(

@@ -56,7 +56,7 @@ class Wake:
     """Wakes a thread that waits in a selector. Thread-safe.
 
     The thread calls :meth:`arm` before it checks for work, and is armed until it is woken. A put
-    calls :meth:`set` only if :meth:`is_unset` returns True, so only if the thread is armed. So
+    calls :meth:`set` only if :meth:`is_unset` returns True: the thread is then armed. So
     while the thread works, a put needs no system call.
     """
 

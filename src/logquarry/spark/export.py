@@ -104,8 +104,8 @@ def export_parquet(
             for the stores' options.
 
     Raises:
-        CorruptFrame: if a log is damaged, and the option ``on_damage`` is neither ``"skip"`` nor
-            ``"stop"``. ``dest`` stays unchanged.
+        CorruptFrame: if a log is damaged, and the options do not make the export skip damage or
+            stop at damage. ``dest`` stays unchanged.
         UsageError: if ``dest`` holds other Parquet files, or overlaps with a store.
         StoreNotFound: if a path is not a store.
         StoreUnavailable: if another export is running in ``dest``.

@@ -43,7 +43,7 @@ _NO_STREAM: Final = ("endingOffsets", "endingQueueOffsets", "endingTimestamp")
 
 
 def is_read_option(name: str) -> bool:
-    """Whether a read of stores has an option of this name, in upper or lower case."""
+    """Whether a read of stores has an option of this name; the case of letters is ignored."""
     return name.lower() in _READS
 
 

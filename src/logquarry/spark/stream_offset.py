@@ -10,7 +10,7 @@ Spark writes the offset into its checkpoint::
 Each value is a physical offset at which a frame, a blank (filler at a file's end) or damage ends.
 When a query first starts, the options that set its start are recorded under the key ``/start``. No
 broker can have this name. A restarted query uses the recorded options. The last frame before each
-offset is recorded under ``/start`` too. Earlier versions of logquarry ignore unknown names under
+offset is recorded under ``/start`` too: earlier versions of logquarry ignore unknown names under
 this key, but refuse an offset with other keys.
 
 An older backup can replace a log, or a power cut can truncate the log. Then the log can grow past

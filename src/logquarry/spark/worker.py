@@ -32,9 +32,9 @@ def in_worker() -> bool:
 _tasks = 0
 _modules = 0
 _LOADING = 3
-"""In its first tasks, so many of them, a worker always calls :func:`gc.freeze`. In a later task,
-the worker calls it only if modules were imported since the last call. Without an import, a task
-creates few objects that live long.
+"""Number of a worker's first tasks in which the worker always calls :func:`gc.freeze`. In a later
+task, the worker calls it only if modules were imported since the last call. Without an import, a
+task creates few objects that live long.
 """
 
 

@@ -383,7 +383,7 @@ class StoreReads(LogReads):
 
     @abstractmethod
     def _bulk_layout(self) -> tuple[StoreLayout, int | None]:
-        """Return the layout for a bulk read, and the physical offset of its end (or None)."""
+        """Return the layout of a bulk read, and the physical offset of its end (None: no limit)."""
 
     # --------------------------------------------------------------------------------- consumers
     def consumer(

@@ -5,8 +5,8 @@ compiled.
 store changes nothing in its properties. While ``put_many`` checks a common message, it makes the
 message's frame, without offsets and store time. The append sets offsets and store time under the
 log's lock. All other messages are *odd*: the encoder of single puts (the reference) makes their
-frames. After its check, a common message is kept only as a frame, and not as a Python object. The
-garbage collector would visit each object again and again.
+frames. After its check, a common message is kept only as a frame, and not as a Python object: the
+garbage collector would visit each such object again and again.
 """
 
 from __future__ import annotations

@@ -301,8 +301,8 @@ class WireFrames(Encoded):
         if not address or not self._size or self._size > file.room:
             super().write(file, queue_offset, physical_offset, now, placed)
             return
-        # The caller holds the log's lock. No thread can close the log's files without this lock, so
-        # the address stays valid.
+        # The caller holds the log's lock, and closing a log first waits for this lock. So this file
+        # cannot be closed here, and the address stays valid.
         self._run(address + file.wrote, self._size, queue_offset, physical_offset, now)
         file.advance(self._size)
 

@@ -26,8 +26,8 @@ _IDLE_FLUSH_MS: Final = 500
 class GroupCommitService(Service):
     """Syncs the log for puts that wait for the disk (``CommitLog.GroupCommitService``).
 
-    If a put begins to wait during a sync, the put waits for the next sync. The current sync may
-    not cover the put's message. ``timeout_ms`` is ``syncFlushTimeout``.
+    If a put begins to wait during a sync, the put waits for the next sync: the current sync
+    possibly does not cover the put's message. ``timeout_ms`` is ``syncFlushTimeout``.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class GroupCommitService(Service):
         clock: Clock = monotonic_ms,
     ) -> None:
         # A put with WAIT=false does not wake the service. The message of such a put is synced
-        # at the end of the interval.
+        # at the end of the interval, if not earlier.
         super().__init__("group commit", health, interval_ms=_IDLE_FLUSH_MS)
         self._queue = queue
         self._checkpoint = checkpoint

@@ -289,7 +289,7 @@ class BatchQueueAudit:
         self._found = FirstDifference(at, int(wanted["physical_offset"][first]), reason)
 
     def _continues(self) -> bool:
-        """Whether there is no gap in the queue offsets before the entry ``self._at``."""
+        """Whether the entry ``self._at`` begins exactly where the previous entry ends."""
         assert self._at is not None
         pair = self._read(max(0, self._at - 1), self._at + 1)
         return (

@@ -11,8 +11,8 @@ called the *named queue* here. The frame's ids are called *harmed* if all these 
   direction at the first own entry. Exception: if the other queue has only this entry, the named
   queue must have no files. Then, if the configuration lists the frame's topic but not the other
   queue's topic, the ids are not harmed: the folder of the topic was renamed.
-- The named queue does not have an entry for a message of the other queue at the frame's queue
-  offset. (If the queue had such an entry, the files of the two queues would be swapped.)
+- At the frame's queue offset, the named queue has no entry for a message that names the other
+  queue and this offset. (Such an entry would show that the files of the two queues were swapped.)
 - The search meets no entry that points to a message of the named queue. Such an entry would show
   that a file lies in the folder of the wrong queue. Exception: such an entry is ignored if the
   named queue has its own message at the same queue offset.
@@ -32,7 +32,7 @@ a PREPARED or ROLLBACK frame is *harmed* if all these conditions are true:
 - This entry has a neighbour: another entry, at most ``_MOST_NEIGHBOURS`` entries away, whose frame
   names this queue and the neighbour's queue offset. If the queue has only one entry, the entry
   needs no neighbour. The neighbour is required, because a recovery may have removed a message from
-  the log, but not its entry. Without a neighbour, such an entry does not prove a harmed type.
+  the log, but not its entry. Without this rule, such an entry would seem to prove a harmed type.
 
 PREPAREDTRANSACTIONOFFSET shows the right type: COMMIT if the field is not 0. If the field is 0, the
 right type is NOT, or COMMIT for the delivered copy of a delayed message. Salvage then writes NOT.

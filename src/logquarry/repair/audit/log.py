@@ -71,7 +71,7 @@ _PAGES: Final = (4 << 10, 16 << 10, 64 << 10)
 _SECTOR: Final = 512  # A disk writes these bytes whole or not at all.
 _ZEROS: Final = re.compile(rb"\0+")
 _BACK: Final = 16 << 20
-"""To explain stale bytes, the search reads so many bytes before the log's end."""
+"""Number of bytes before the log's end in which the source of stale bytes is searched."""
 _MOST_FRAMES: Final = 1 << 14
 _MOST_BATCH: Final = 128
 """Maximum number of messages in the last append, as assumed here. One append can be a batch."""
@@ -361,9 +361,9 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
 
     The message is checked only after a crash, and only if it is after the durable offset. A torn
     page or a crashed replica can leave zeros in the topic and the properties, which no CRC covers.
-    A message is incomplete if the properties end in a zero byte, or, without properties, the topic.
-    If the message has a queue entry, zeros may be part of the properties. Then the properties are
-    incomplete only if they lack whole sectors.
+    A message is incomplete if its properties lack whole sectors, or if they (without properties,
+    the topic) end in a zero byte. If the message has a queue entry, a zero byte at the end of its
+    properties may be right. Then only the end of the topic is checked for a zero byte.
     """
     if bounds.durable is None or bounds.is_closed:
         return None

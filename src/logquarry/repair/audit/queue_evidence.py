@@ -150,7 +150,7 @@ class SeenMessages:
         self.messages += count
 
     def corrected(self, part: QueuePart) -> QueuePart:
-        """Correct the queue offsets of ``part``; count the frames with a harmed queue offset.
+        """Return ``part`` with the right queue offsets; count frames with a harmed queue offset.
 
         BODYCRC does not cover the queue offset in a frame. The expected queue offset of a message
         is one more than that of the queue's previous message. If a frame has another queue offset,
@@ -242,7 +242,7 @@ _COPIES: Final = re.compile(
 )
 _OWN, _COPY, _FOREIGN = range(3)
 """Queue of an entry's message: this queue; another queue, if multi-dispatch has added the entry to
-this queue; or another queue without a reason for the entry.
+this queue; or, in all other cases, another queue.
 """
 
 

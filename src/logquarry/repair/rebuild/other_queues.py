@@ -231,7 +231,7 @@ class RocksFiles(QueueFiles):
         )
 
     def finish(self) -> None:
-        """Write all entries and the bounds of each queue. Raises errors like :meth:`add_run`."""
+        """Write all entries and the bounds of each queue. Raises what :meth:`add_run` raises."""
         self._settle()
         self._require_no_gaps(self.queues)
         self._write_all()

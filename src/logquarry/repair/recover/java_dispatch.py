@@ -217,7 +217,7 @@ V5_5: Final = JavaRules("5.5.0", True, _MOST_FILES, True, True)
 
 
 def rules_for(writer: Writer) -> JavaRules:
-    """Return the rules of the RocketMQ version that wrote a store, or of the nearest version."""
+    """Return the rules of the RocketMQ version that wrote a store, or of the nearest known one."""
     if not writer.is_5:
         return V4_9
     assert writer.at_least is not None

@@ -494,7 +494,7 @@ class StoreTimes:
 
 def raised_from(last: int, times: Int64) -> Int64:
     """Return the times as a series that never decreases: a lower time is replaced by the time
-    before it. Before the first of ``times``, the series has the time ``last``.
+    before it. ``last`` is the time before the first of ``times``, and is not returned.
     """
     found: Int64 = np.maximum.accumulate(np.append(last, times))[1:]
     return found

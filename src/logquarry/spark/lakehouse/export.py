@@ -152,8 +152,8 @@ def export_delta(
         **table_options: see :class:`TableOptions`.
 
     Raises:
-        CorruptFrame: if a log is damaged, and the option ``on_damage`` is neither ``"skip"`` nor
-            ``"stop"``. The table keeps the state of its last commit.
+        CorruptFrame: if a log is damaged, and the options do not make the export skip damage or
+            stop at damage. The table keeps the state of its last commit.
         UsageError: if an option is invalid, or if filters, columns, partitions or decoding differ
             from the first export into the table.
         StoreNotFound: if a path is not a store.
@@ -320,9 +320,9 @@ def _check_free(folder: OutputFolder, table: Table) -> None:
         name = path.rpartition("/")[2]
         is_part = name.startswith("part-") and name.endswith(".parquet")
         # If the new table is `folder` itself, allow every part file. If the new table is in a
-        # subfolder, allow only the part files of exports that have left a note: an export that
-        # crashed before it created its table has left a note, but `table_folders` does not list its
-        # folder.
+        # subfolder, allow outside of tables only the part files of exports that have left a note:
+        # if an export crashed before it created its table, it has left a note, but `table_folders`
+        # does not list its folder.
         is_part = is_part and (not below or any(is_of_run(path, run) for run in runs))
         if not (path.startswith(ours) or path == "catalog.db" or is_part):
             raise UsageError(

@@ -250,8 +250,8 @@ class LostOffsets:
 
         The offsets are lost if a torn or quarantined offset file names the group and the topic. If
         the group has no offsets in other topics (``has_others`` is False), one trace of the group
-        is enough. A trace is its retry or dead-letter topic, its name in such a file, or its name
-        in the broker's list of groups.
+        is enough. A trace is the group's retry or dead-letter topic, or the group's name in such a
+        file or in the broker's list of groups.
         """
         if self._has_offsets and not self.files:
             return False

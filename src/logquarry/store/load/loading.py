@@ -426,7 +426,7 @@ class _Search:
 
 
 def _others(run: Run, row: int, wanted: memoryview) -> int:
-    """Count the frames from ``row`` on, up to the first that may be the wanted frame.
+    """Count the frames from ``row`` on that are before the first that may be the wanted frame.
 
     A frame may be the wanted frame if both have the same size and body CRC.
     """

@@ -227,7 +227,7 @@ class DelayedDelivery(Delivery):
         return self._log.queue(props.SCHEDULE_TOPIC, queue_id)
 
     def _find_delivered(self, saved: Progress | None, first: int, *, is_wrong: bool) -> None:
-        """Find the deliveries in the log from ``first`` on; advance the offsets past them."""
+        """Advance the offsets past messages whose deliveries are in the log from ``first`` on."""
         start, unique = first, True
         if saved is None:
             # There is no progress file: either nothing was delivered yet, or the file was lost. If

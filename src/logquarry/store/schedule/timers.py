@@ -203,8 +203,8 @@ class TimerDelivery(Delivery):
         # it is before the first waiting message. So the file need not list such messages.
         if read_time <= self._last_left_out:
             # The clock was set back, so read_time is lower than at the last save. The last save may
-            # have omitted delivered messages whose slot is now at or after read_time. So add all
-            # delivered messages to the list again.
+            # have omitted delivered messages whose slot is now at or after read_time. So add the
+            # delivered messages from `first` on to the list again.
             for offset in range(first, timers.stop):
                 if offset not in timers.waiting:
                     timers.done.setdefault(offset, self._last_left_out)
