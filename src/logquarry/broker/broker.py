@@ -264,7 +264,7 @@ class Broker:
 
     @property
     def is_address_chosen(self) -> bool:
-        """Whether the broker chose the clients' address, because it listens on all addresses."""
+        """Whether the broker chose the address for clients, because it listens on all addresses."""
         return self.options.advertise is None and is_wildcard(self.options.host)
 
     @property

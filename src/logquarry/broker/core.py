@@ -75,7 +75,7 @@ class Mailbox(Generic[T]):
                 self._take(item)
             except Exception:
                 # Continue with the next item, because other clients wait for the next items.
-                logger.exception("the handling of a result from another thread failed")
+                logger.exception("the handling of an item from another thread failed")
 
 
 class Lane:

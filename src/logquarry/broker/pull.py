@@ -275,7 +275,7 @@ class Pulling(Part):
             return
         code = _CODES.get(result.status)
         if code is None:
-            # _CODES has all statuses except NO_MESSAGE_IN_QUEUE.
+            # The status is NO_MESSAGE_IN_QUEUE: _CODES has all other statuses that a get returns.
             code = _C.PULL_OFFSET_MOVED if pull.offset else _C.PULL_NOT_FOUND
         if code is _C.PULL_NOT_FOUND and pull.deadline:
             if end > pull.offset and is_patient and end != pull.awaited:

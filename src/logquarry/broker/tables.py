@@ -269,9 +269,9 @@ class Tables:
 def _require_known(*tables: ConsumerOffsets) -> None:
     """Raise StoreUnavailable if the offsets of the groups cannot be read.
 
-    If one of the tables was read, the tables after this table are not checked.
-    RocketMQ's broker does not start without offsets either: a group could start at the end of its
-    queues, and skip messages.
+    If one of the tables was read, the tables after this table are not checked. RocketMQ's broker
+    does not start with an unreadable file of offsets either: without its offset, a group could
+    start at the end of its queues, and skip messages.
     """
     for table in tables:
         if table.found is not None:

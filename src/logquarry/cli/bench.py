@@ -276,6 +276,6 @@ def parse_range(word: str) -> tuple[int, int]:
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if not least <= most < 1 << 22:
         raise UsageError(
-            f"--body takes bytes below 4 MiB (256), or a range (256-1024), not {word!r}"
+            f"--body takes bytes below 4 MiB, e.g. 256, or a range, e.g. 256-1024, not {word!r}"
         )
     return least, most

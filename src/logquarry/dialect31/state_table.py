@@ -180,7 +180,7 @@ class StateTableKeeper:
     def remove_until(self, name: str, last_base: int) -> None:
         """Delete files of STATE_TABLE or REDO_LOG whose first byte is at or before ``last_base``.
 
-        Call this method only after the log has lost all messages with entries in these files.
+        Call this method only if the log no longer has any message with an entry in these files.
         """
         if name == REDO_LOG:
             self._redo.remove_until(last_base)

@@ -46,10 +46,10 @@ class Disk:
     :class:`~logquarry.disk.service.Health`), and is never repeated.
 
     If a folder cannot even be opened for its sync, for example because the process has no free
-    descriptor, the sync did not begin. A later sync still writes the folder's names, so the sync is
-    repeated. Until the repeated sync succeeds, every other sync of this disk raises SyncDelayed. So
-    a file's name is on the disk before the durable offset or the checkpoint covers the file. The
-    name is also on the disk before a put reports a message in the file as synced.
+    descriptor, the sync did not begin, and no page was marked as clean. So a later sync still
+    writes the folder's names, and the sync is repeated. Until the repeated sync succeeds, every
+    other sync of this disk raises SyncDelayed. So a file's name is on the disk before the durable
+    offset or the checkpoint covers the file, and before a put reports a message in it as synced.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Disk:
         os.fsync(descriptor)
 
     def sync_folder(self, folder: Path) -> None:
-        """Sync the names in a folder. Raises FolderNotOpened if the process lacks a resource."""
+        """Sync the names in a folder. Raises FolderNotOpened if no sync began; try again later."""
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:

@@ -253,8 +253,8 @@ class AllocateMappedFileService(Service):
 _LEAST: Final = 256 << 10
 _MOST: Final = 64 << 20
 _AHEAD_MS: Final = 100
-"""The service loads as many pages ahead as puts fill in this number of milliseconds. The dispatcher
-may wake the service up to 20 ms late.
+"""The service loads as many pages ahead as puts fill in this number of milliseconds, because the
+dispatcher may wake the service up to 20 ms late.
 """
 
 

@@ -66,7 +66,7 @@ class MappedFile(FilePlace):
         store_timestamp: store time of the last message. The writer sets this attribute after its
             append.
         flushed_timestamp: store time of the last message that a flush has synced.
-        guards_name: whether a flush fails if another program has deleted the file's name.
+        guards_name: whether a flush fails if another program has deleted all names of the file.
     """
 
     def __init__(

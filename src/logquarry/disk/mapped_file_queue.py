@@ -71,8 +71,8 @@ class MappedFileQueue(LastFile):
         aside: the quarantine folder of the queue's files.
 
     Attributes:
-        reach: the allocator creates only files that begin before this offset; None if there is no
-            limit.
+        reach: the allocator creates a file ahead only if it begins before this offset; None if
+            there is no limit.
         flushed_offset: offset after the bytes on the disk (``flushedWhere``).
         committed_offset: offset after the bytes in the files (``committedWhere``).
         store_timestamp: store time of the last message that a thorough flush has synced (see
@@ -368,7 +368,7 @@ class MappedFileQueue(LastFile):
 
     def _since(self, offset: int) -> list[MappedFile]:
         first = max(0, bisect_right(self.bases, offset) - 1)
-        # Skip elements that are paths: these files were never opened, so they are flushed.
+        # Skip elements that are paths: these files were never opened, so they need no flush.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
 
     # --------------------------------------------------------------------------------- the end

@@ -155,7 +155,7 @@ class NameGuard:
 
         If a file was renamed in its folder, the method does not restore the previous name, because
         a recovery renames the file back. The method does not restore files that retention has
-        deleted. If the size of a log file differs from the log's other files, the file belongs to
+        deleted. If a log file differs in size from the log's other files, the file belongs to
         another store, and the method moves it to quarantine.
 
         Args:

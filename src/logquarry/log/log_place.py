@@ -157,8 +157,8 @@ def find_log_folders(
       path, or have the same name in the store's root.
     - If no folders are configured, other folders in the store are accepted if their files continue
       the log.
-    - A recovery may have moved all files out of a configured folder. Such a folder is accepted if
-      the files in the other folders reach the durable offset.
+    - A configured folder without files is accepted if the files in the other folders reach the
+      durable offset, because a recovery may have moved all files out of the folder.
     """
     folders = sorted(entry.name for entry in names if entry.is_dir)
     numbered = cache(partial(_numbered, filesystem))

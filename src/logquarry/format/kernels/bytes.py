@@ -216,7 +216,7 @@ def kernel(function: Any, *, nogil: bool = True) -> Any:
     If ``nogil`` is true, the code does not hold the GIL while it runs.
     """
     made = njit(cache=True, nogil=nogil, error_model="numpy")(function)
-    # Block Ctrl-C: if Ctrl-C interrupted numba while numba loads a function, numba could load no
+    # Block Ctrl-C: if Ctrl-C interrupted numba while numba loaded a function, numba could load no
     # other function in this process.
     made.compile = held()(made.compile)
     return made

@@ -80,9 +80,9 @@ def encode_frames(
         topics: uint8; each topic follows its length. Topic i ends at ``topic_ends[i + 1]``.
         address, end, base: address of the file's first byte in memory, end of the file, and
             physical offset of the file's first byte.
-        now: store time of the messages in ms. If STORE_TIMESTAMP of a message, its earliest
-            allowed store time, is later than ``now``, this message and all following messages get
-            STORE_TIMESTAMP.
+        now: store time of the messages in ms. If the earliest allowed store time of a message
+            (STORE_TIMESTAMP) is later than ``now``, this message and all following messages get
+            that later time.
         next_offsets: next queue offset of each queue; the kernel adds 1 to the offset for each
             message that takes a new queue offset.
     """
