@@ -208,8 +208,8 @@ KINDS: Final[Mapping[str, Kind]] = {
         Action.RECOVER, "the state table of 3.x does not match the open transactions in the log"
     ),
     "state_table_stale": _note(
-        "the state table has errors that RocketMQ 3.x makes: missing entries; ended transactions "
-        "that are open or have another outcome in the table; or a new table whose entries are "
+        "the state table has errors that RocketMQ 3.x makes: it lacks entries; or it shows ended "
+        "transactions as open, or with another outcome; or it is a new table whose entries are "
         "numbered from 0"
     ),
     "redo_log_wrong": _damage(Action.RECOVER, "the redo log of 3.x does not match the log"),

@@ -254,8 +254,8 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
     if name in _INTEGERS:
         if name in _TIMES and pa.types.is_timestamp(kind):
             milliseconds = pa.timestamp("ms", kind.tz)
-            # From microseconds or nanoseconds, the cast cuts off digits, which Arrow's check would
-            # refuse. From seconds, the milliseconds can exceed 64 bits, so Arrow must check them.
+            # A cast of microseconds or nanoseconds cuts off digits, and Arrow's check would refuse
+            # it. A cast of seconds can exceed 64 bits, so Arrow must check it.
             is_checked = kind.unit == "s"
             return cast_column(column, name, milliseconds, safe=is_checked).cast(pa.int64())
         if not pa.types.is_integer(kind):

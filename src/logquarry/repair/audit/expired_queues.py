@@ -102,7 +102,7 @@ def _expired(log_start: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """Entries that replace a queue with unusable files, and keep the queue's end.
+    """Entries for a queue whose files are unusable. They replace the queue, and keep its end.
 
     Attributes:
         number: number of the first entry.

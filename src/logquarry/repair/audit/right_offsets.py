@@ -145,7 +145,7 @@ class RightOffsets(ABC):
         if 0 <= offset < expected and self._is_queued(offset, entries):
             # The queue had another message at this offset before, so the topic was created again.
             return False
-        # The next message has the queue offset that this message should have, or the one after it.
+        # The next message has the queue offset that is right for this message, or the one above.
         # So damage has changed this frame's topic or queue id, or its queue offset.
         if following in (expected, expected + 1):
             return True

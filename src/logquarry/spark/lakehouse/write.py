@@ -426,8 +426,8 @@ class Run:
         table_id = document.get("id")
         if table_id is not None and (state := table.look()) is not None and state.id == table_id:
             return True
-        # Before the commit is sent, no table has the files, so the table's name in the note
-        # suffices. After that, only the id counts: another catalog can have a table of the same
+        # Before the commit is sent, the files belong to no table. Then the table's name in the
+        # note is enough. Later, only the id counts: another catalog can have a table of the same
         # name.
         return document.get(_ON_ITS_WAY) is False and table.is_called(str(document.get("table")))
 
