@@ -184,7 +184,7 @@ def test_a_file_in_the_middle_that_has_only_its_second_name(
     tmp_path: Path, repair: Callable[..., object]
 ) -> None:
     """The plan does not report that the file's messages would be lost, and no repair is refused."""
-    root = copied_live(tmp_path, 300, keys="k")
+    root = copied_live(tmp_path, 500, keys="k")
     files = sorted((root / "commitlog").iterdir())
     assert len(files) > 2
     files[1].unlink()
@@ -196,7 +196,7 @@ def test_a_file_in_the_middle_that_has_only_its_second_name(
     repair(root, apply=True, config=config())
     lq.recover(root, apply=True, config=config())
     with lq.MessageStore.open(root, config=config()) as opened:
-        assert bodies(opened) == [b"%d" % number for number in range(300)]
+        assert bodies(opened) == [b"%d" % number for number in range(500)]
 
 
 @pytest.mark.parametrize("mode", ["safe", "rocketmq"])
