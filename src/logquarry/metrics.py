@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _MS: Final = 1_000
 
 _Sample = tuple[Any, ...]
-"""A sample: the values of its own labels, then the arguments of ``add_metric``."""
+"""The values of a sample's labels, and then the other arguments of ``add_metric``."""
 
 
 def _metric(

@@ -3,10 +3,9 @@
 The replica checks the magic number, the lengths, the CRC and the physical offset of each frame as
 soon as the frame is complete. A transfer can end in the middle of a frame.
 
-RocketMQ's protocol has no message that compares two logs. So a newly connected slave requests the
-log from an offset before the end of its own log. The master then sends bytes that the slave already
-has, and the slave compares these bytes with its own log. If they differ, the logs have diverged,
-and replication stops. ::
+RocketMQ's protocol has no message that compares two logs. So a newly connected slave requests some
+bytes that it already has: the last part of its log. The slave compares the bytes that the master
+sends with this part. If they differ, the logs have diverged, and the replication stops. ::
 
     master  |=========================================|---- new ----...
     slave   |==========================[== compared ==]

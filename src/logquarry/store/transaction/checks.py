@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, NamedTuple
@@ -129,10 +128,9 @@ class _Round:
     Attributes:
         start: queue offset of the half message at which this check began.
         next: queue offset of the first half message that this check has not finished.
-        ops: for the queue offset of each half message, the queue offsets of the op messages that
-            list it.
-        awaited: for the queue offset of each op message, the half messages in its list that this
-            check has not passed yet. If there is none, later checks need not read the op message.
+        ended: queue offsets of half messages at or after ``start`` that are listed in op messages.
+        lasts: for the queue offset of each op message, the last half message in its list. If this
+            check has passed that half message, later checks need not read the op message.
         old: queue offsets of half messages before ``start`` that are listed in op messages.
         op_start: queue offset of the op message at which this check began.
     """
@@ -144,8 +142,8 @@ class _Round:
     start: int
     next: int
     op_start: int
-    ops: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    awaited: dict[int, set[int]] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    lasts: dict[int, int] = field(default_factory=dict)
     old: set[int] = field(default_factory=set)
 
 
@@ -221,8 +219,12 @@ class TransactionChecks:
                     found.old.add(offset)
                     self.transactions.ended.discard((queue_id, offset))
                 else:
-                    found.ops[offset].append(op_offset)
-            found.awaited[op_offset] = {offset for offset in names if offset >= start}
+                    found.ended.add(offset)
+            found.lasts[op_offset] = max(names, default=-1)
+        # A listed half message that is not in the queue will never be passed. Read the queue's end
+        # after the op messages, because a half message is in its queue before its op message.
+        end = queue.max_offset - 1
+        found.lasts = {op_offset: min(last, end) for op_offset, last in found.lasts.items()}
         return found
 
     def _known(self, queue: Queue) -> int:
@@ -233,7 +235,7 @@ class TransactionChecks:
     def _commit(self, round_: _Round) -> None:
         """Sync the log, then commit the progress, which must never be ahead of the synced log."""
         op_end, queue_id = round_.op_start, round_.queue.queue_id
-        while round_.awaited.get(op_end) == set():
+        while round_.lasts.get(op_end, round_.next) < round_.next:
             op_end += 1
         has_moved = (round_.next, op_end) != (round_.start, round_.op_start)
         if not has_moved and queue_id in self.offsets.of(HALF_TOPIC, GROUP):
@@ -249,15 +251,11 @@ class TransactionChecks:
         if before is None:
             before = self._before[queue_id] = self._look_back(round_, stop)
         for offset in range(round_.start, stop):
-            if offset in round_.ops:
-                for op_offset in round_.ops[offset]:
-                    round_.awaited[op_offset].discard(offset)
+            if offset in round_.ended:
                 self.transactions.ended.discard((queue_id, offset))
             elif not self._pass(round_, offset, before):
                 return
             round_.next = offset + 1
-        # A listed half message that is not in the queue will never be passed.
-        round_.awaited = {op_offset: set() for op_offset in round_.awaited}
 
     def _pass(self, round_: _Round, offset: int, before: _Before) -> bool:
         """Check a half message if it is old enough; return whether the progress can pass it."""
@@ -277,7 +275,7 @@ class TransactionChecks:
         with self.transactions.lock:
             if key in self.transactions.ended:
                 return True
-            has_ended = first in round_.ops or first in round_.old
+            has_ended = first in round_.ended or first in round_.old
             if has_ended or half.physical_offset in before.committed:
                 self.transactions.note(key)
                 report.noted += 1
@@ -398,7 +396,7 @@ class TransactionChecks:
             # A half message without UNIQ_KEY has no recognisable copies, but every client sets
             # UNIQ_KEY.
             unique = values.get(props.UNIQ_KEY)
-            if offset not in round_.ops:
+            if offset not in round_.ended:
                 opened[half.physical_offset] = values.get(props.REAL_TOPIC), unique
             if unique is not None:
                 same = unique, half.born_timestamp, half.body_crc, len(half.body)
