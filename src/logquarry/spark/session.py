@@ -92,6 +92,8 @@ def get_session(
         options |= _DEFAULTS | {"spark.app.name": app_name}
         if not submitted:
             options |= {"spark.master": master} | (_LOOPBACK | _WORKERS if local else {})
+            if master.startswith("local-cluster"):
+                options |= _executor_options(config or {})
     options |= config or {}
 
     builder = SparkSession.builder
@@ -342,11 +344,7 @@ def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
     # Pass the options in SPARK_SUBMIT_OPTS, so that spark.driver.extraJavaOptions stays free for
     # the user. The JVM's command line has the user's options after these options, so the user's
     # options take precedence.
-    options = [_FOR_ARROW]
-    if not any(_CHOICE.search(text) for text in _java_options(config)):
-        # A JVM does not start if two garbage collectors are set.
-        options.append(_COLLECTOR)
-    options.append(os.environ.get("SPARK_SUBMIT_OPTS", ""))
+    options = [_fast_options(config), os.environ.get("SPARK_SUBMIT_OPTS", "")]
     if _configured("log4j2.properties") is None:
         # A URI needs no quotes, even if the folder's name contains blanks.
         options.append(f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}")
@@ -361,6 +359,22 @@ def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def _executor_options(config: Mapping[str, str]) -> dict[str, str]:
+    """Return the setting with the options of executors' JVMs; empty if the user has set it."""
+    name = "spark.executor.defaultJavaOptions"
+    defaults = _configured("spark-defaults.conf")
+    if defaults is not None and name in defaults.read_text("utf-8", errors="replace"):
+        return {}
+    return {name: _fast_options(config)}
+
+
+def _fast_options(config: Mapping[str, str]) -> str:
+    if any(_CHOICE.search(text) for text in _java_options(config)):
+        # A JVM does not start if two garbage collectors are set.
+        return _FOR_ARROW
+    return f"{_FOR_ARROW} {_COLLECTOR}"
 
 
 def _java_options(config: Mapping[str, str]) -> Iterable[str]:

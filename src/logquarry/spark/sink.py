@@ -12,7 +12,8 @@ import logging
 import os
 import pickle
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, get_args
@@ -39,6 +40,7 @@ from logquarry.spark.columns import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
     arrow_schema,
+    has_sources,
 )
 from logquarry.spark.jobs import context_of, explain, run_tasks
 from logquarry.spark.options import Given, one_of, store_config, whole_number
@@ -48,12 +50,19 @@ from logquarry.text import counted
 
 if TYPE_CHECKING:
     from pyspark import SparkContext, TaskContext
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_QUEUES: Final = 4
+
+_JOINED_ROWS: Final = 10_000
+_JOINED_BYTES: Final = 8 << 20
+
+_ROWS_SETTING: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_SPARKS_ROWS: Final = "10000"
+_SMALL_ROWS: Final = "128"
 _OURS: Final = (
     *("path", "brokers", "queues", "txnAppId", "txnVersion", "onRejected", "deadLetterPath"),
     "config",
@@ -192,7 +201,7 @@ class _Stage(Packaged):
         with without_traceback():
             stager = Stager(self._plan, self._load_of(context), context.partitionId())
             try:
-                for batch in batches:
+                for batch in _joined(batches):
                     stager.add(batch)
                 return stager.finish()
             except BaseException:
@@ -386,9 +395,53 @@ def _is_batch(context: SparkContext, load: LoadId) -> bool:
     return load.is_named and context.getLocalProperty(_BATCH_ID) == str(load.version)
 
 
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join small batches, because the stager needs most of a millisecond for each batch."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= _JOINED_ROWS or size >= _JOINED_BYTES:
+            yield _one(held)
+            rows = size = 0
+    if held:
+        yield _one(held)
+
+
+def _one(held: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Make one batch of some batches; clear the list to free them."""
+    found = held[0]
+    if len(held) > 1:
+        table = pa.Table.from_batches(held).combine_chunks()
+        found = next(iter(table.to_batches()), found)
+    held.clear()
+    return found
+
+
+@contextmanager
+def _few_rows(session: SparkSession) -> Iterator[None]:
+    """Let Spark 3.5 send batches with few rows, unless the user has set the number of rows.
+
+    Spark 4 limits the bytes of each batch, but Spark 3.5 limits only the rows. With its default of
+    10,000 rows, bodies of more than 50 KB need more than the direct memory of a JVM with 1 GiB.
+    Spark then waits forever, because the thread that has failed does not end its task.
+    """
+    if has_sources() or session.conf.get(_ROWS_SETTING) != _SPARKS_ROWS:
+        yield
+        return
+    session.conf.set(_ROWS_SETTING, _SMALL_ROWS)
+    try:
+        yield
+    finally:
+        session.conf.set(_ROWS_SETTING, _SPARKS_ROWS)
+
+
 def _staged(df: DataFrame, work: _Stage) -> list[Staged]:
     try:
-        rows = df.mapInArrow(work, "staged binary").collect()
+        with _few_rows(df.sparkSession):
+            rows = df.mapInArrow(work, "staged binary").collect()
     except Exception as error:
         if (ours := explain(error)) is None:
             raise

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.dataset as ds
 import pytest
 
+from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
-from logquarry.spark import export_delta, export_parquet, read, register, verify_stores
+from logquarry.spark import export_delta, export_parquet, load, read, register, verify_stores
 from logquarry.spark.columns import has_admission, has_sources
 from tests.helpers.store_maker import StoreMaker
 from tests.spark.golden_rows import golden_messages, rows_by_broker, sound_stores
@@ -117,6 +118,17 @@ def test_stream_with_restart(spark: SparkSession, tmp_path: Path) -> None:
 
 def as_messages(df: DataFrame) -> DataFrame:
     return df.selectExpr("'orders' as topic", "cast(concat('n', id) as binary) as body")
+
+
+def test_load(spark: SparkSession, tmp_path: Path) -> None:
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(name)
+    config = StoreConfig.from_mapping(json.loads(SETTINGS))
+    done = load(as_messages(spark.range(0, 700, 1, 2)), tmp_path / "store", config=config)
+    assert done.rows == 700
+    assert spark.conf.get(name) == before
+    found = read(spark, tmp_path / "store").select("body").collect()
+    assert sorted(bytes(row[0]) for row in found) == sorted(b"n%d" % n for n in range(700))
 
 
 @needs_sources

@@ -70,6 +70,20 @@ def test_what_the_user_says_comes_behind(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(found) == 2
 
 
+def test_executors_of_a_local_cluster_have_the_options_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = "spark.executor.defaultJavaOptions"
+    fast = session._executor_options({})[name]
+    assert "-XX:+UseParallelGC" in fast
+    assert "-Darrow.enable_unsafe_memory_access=true" in fast
+    mine = {"spark.executor.extraJavaOptions": "-XX:+UseZGC"}
+    assert "ParallelGC" not in session._executor_options(mine)[name]
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    (tmp_path / "spark-defaults.conf").write_text(f"{name} -Da=b\n")
+    assert session._executor_options({}) == {}
+
+
 # ------------------------------------------------------------------------------------- workers
 def errors_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     # Not a fixture: pytest replaces the streams in each phase of a test.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import pyarrow as pa
 import pytest
 
 from logquarry.errors import StoreUnavailable, UsageError
@@ -99,3 +102,43 @@ def test_a_load_that_fails_shows_its_own_error(
     with pytest.raises(StoreUnavailable, match="no room for a segment"):
         sink.load(mock.Mock(), tmp_path / "store")
     assert "is locked" in caplog.text
+
+
+# ----------------------------------------------------------------------------- batches from Spark
+ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
+class FakeConf(dict[str, str]):
+    def set(self, name: str, value: str) -> None:
+        self[name] = value
+
+
+def rows_of_a_batch(monkeypatch: pytest.MonkeyPatch, rows: str, *, is_limited: bool) -> str:
+    """Return the setting while a load runs, and check that it is as before afterwards."""
+    monkeypatch.setattr(sink, "has_sources", lambda: is_limited)
+    session: Any = mock.Mock(conf=FakeConf({ROWS: rows}))
+    found = ""
+    with suppress(InterruptedError), sink._few_rows(session):
+        found = str(session.conf[ROWS])
+        raise InterruptedError
+    assert session.conf[ROWS] == rows
+    return found
+
+
+def test_spark_3_5_sends_few_rows_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rows_of_a_batch(monkeypatch, "10000", is_limited=False) == "128"
+    assert rows_of_a_batch(monkeypatch, "500", is_limited=False) == "500"
+    assert rows_of_a_batch(monkeypatch, "10000", is_limited=True) == "10000"
+
+
+def test_small_batches_are_joined() -> None:
+    batch = pa.record_batch({"body": [bytes(10)] * 128, "topic": ["a"] * 128})
+    found = list(sink._joined([batch] * 200))
+    assert [part.num_rows for part in found] == [79 * 128, 79 * 128, 42 * 128]
+    assert pa.Table.from_batches(found) == pa.Table.from_batches([batch] * 200)
+    large = pa.record_batch({"body": [bytes(3 << 20)], "topic": ["a"]})
+    assert [part.num_rows for part in sink._joined([large] * 7)] == [3, 3, 1]
+    assert list(sink._joined([])) == []
+    empty = batch.slice(0, 0)
+    assert [part.num_rows for part in sink._joined([empty, batch, empty])] == [128]
+    assert [part.num_rows for part in sink._joined([empty, empty])] == [0]
