@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
@@ -162,6 +164,23 @@ def test_what_went_wrong_in_a_worker_is_told(spark: SparkSession) -> None:
         session("local[2]"),
     ):
         run_tasks(spark, "test", [-1], os.close, weight=abs)
+
+
+def test_a_job_runs_in_the_workers_of_queries(spark: SparkSession) -> None:
+    """Other workers would take seconds of processor time until they have imported everything."""
+    parents = run_tasks(spark, "test", [0, 1], _daemon, weight=lambda _: 1)
+    rows = spark.range(0, 2, 1, 2).mapInArrow(_daemons, "pid long").collect()
+    assert {row[0] for row in rows} == set(parents)
+    assert "SPARK_SIMPLIFIED_TRACEBACK" not in spark.sparkContext.environment
+
+
+def _daemon(task: int) -> int:
+    return os.getppid()
+
+
+def _daemons(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield pa.record_batch({"pid": [os.getppid()] * batch.num_rows})
 
 
 def test_a_full_disk_of_a_worker_has_its_own_exit_code(spark: SparkSession) -> None:
