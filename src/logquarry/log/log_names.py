@@ -80,8 +80,9 @@ class Rename:
 class LogNames:
     """The files of a log with the offsets that their frames show.
 
-    A stranger (path, reason, offset) has the name of a log file, but does not belong to the log. If
-    its frames show that it is a copy of a log file, ``offset`` is that file's offset, else None.
+    A stranger (path, reason, offset) has the name of a log file, possibly with the suffix RENAMING,
+    but does not belong to the log. If its frames show that it is a copy of a log file, ``offset``
+    is that file's offset, else None.
     A doubt (path, reason) is a file whose place in the log is unclear: the queues contradict its
     frames, another file's frames show the same offset, or it overlaps another file.
     """
@@ -364,9 +365,9 @@ class _Identification:
         self._doubts.append((other.path, reason))
 
     def _is_copy(self, item: _Item) -> None:
-        # Report a copy only if its name is an offset, because readers ignore files whose names are
-        # not offsets.
-        if item.named is not None:
+        # Readers ignore files with other names. A file with the suffix RENAMING would get its name
+        # back after retention has deleted the log file.
+        if item.named is not None or item.ours is not None:
             assert item.base is not None
             name = f"{item.base:0{NAME_DIGITS}d}"
             reason = f"it has the messages of {name}, which exists"

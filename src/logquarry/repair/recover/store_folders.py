@@ -23,6 +23,7 @@ from logquarry.errors import StoreUnavailable, reason_of
 from logquarry.log import store_files
 from logquarry.log.filesystem import RestoredFileSystem
 from logquarry.log.layout import StoreLayout
+from logquarry.log.log_names import RENAMING
 from logquarry.log.log_place import LogFolders
 from logquarry.log.readable import BLOCK
 from logquarry.paths import is_folder, is_link
@@ -181,7 +182,9 @@ def check_log(
         _check(folder, is_folder=True)
         _check_links_of(folder)
         for path in _entries(folder):
-            _check_numbered(path, places, is_removed)
+            # An interrupted recovery can leave a second name with this suffix.
+            if store_files.is_offset_name(path.name.partition(RENAMING)[0]):
+                _check_once(path, _check(path), places, is_removed)
     return places
 
 
@@ -219,13 +222,9 @@ def status_of(path: Path) -> os.stat_result:
         raise StoreUnavailable(f"{path}: cannot be read: {reason_of(error)}") from error
 
 
-def _check_numbered(
-    path: Path,
-    places: dict[tuple[int, int], Path],
-    is_accepted: Callable[[Path, Path], bool] = lambda path, other: False,
-) -> None:
+def _check_numbered(path: Path, places: dict[tuple[int, int], Path]) -> None:
     if store_files.is_offset_name(path.name):
-        _check_once(path, _check(path), places, is_accepted)
+        _check_once(path, _check(path), places)
 
 
 def _check(path: Path, *, is_folder: bool = False) -> os.stat_result | None:

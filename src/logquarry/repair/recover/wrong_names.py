@@ -93,7 +93,7 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
     for file in files.files:
         _check_length(layout, file)
     found = [
-        (StoreFile(int(path.rpartition("/")[2]), 0, path), f"its name is wrong: {reason}")
+        (StoreFile(int(Path(path).name.split(".")[0]), 0, path), f"its name is wrong: {reason}")
         for path, reason, _ in layout.log_names.strangers
     ]
     links = wrong_links(layout)

@@ -284,3 +284,43 @@ def test_an_empty_file_has_a_name_that_another_file_needs(tmp_path: Path, opens:
     recovered(tmp_path, opens=opens)
     assert {name: data for name, data in log_of(tmp_path).items() if any(data)} == wanted
     assert not lq.verify(tmp_path).has_damage
+
+
+@pytest.mark.parametrize("opens", [False, True])
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_a_second_name_of_an_interrupted_rename_is_removed(
+    tmp_path: Path, is_swapped: bool, opens: bool
+) -> None:
+    """Else the log would seem to have this file again after retention has deleted the file."""
+    names = written(tmp_path)
+    wanted = log_of(tmp_path)
+    folder = tmp_path / "commitlog"
+    if is_swapped:
+        (folder / names[1]).rename(folder / "other")
+        (folder / names[2]).rename(folder / names[1])
+        (folder / "other").rename(folder / names[2])
+    link = folder / f"{names[1]}.renaming"
+    link.hardlink_to(folder / names[1 + is_swapped])
+    found = {one.file: one for one in lq.verify(tmp_path).findings if one.severity == "damage"}
+    assert found[f"commitlog/{link.name}"].reason == (
+        f"it is a hard link to commitlog/{names[1]}, where its frames belong; "
+        "`logquarry recover` removes this link"
+    )
+    if not is_swapped:
+        with pytest.raises(StoreUnavailable, match=f"{link}: it is a hard link.*mode safe removes"):
+            lq.retain(tmp_path, lq.RetentionRules(keep_bytes=1), apply=True)
+    recovered(tmp_path, opens=opens)
+    assert log_of(tmp_path) == wanted
+    assert not lq.verify(tmp_path).findings
+
+
+def test_a_copy_with_the_name_of_an_interrupted_rename_is_set_aside(tmp_path: Path) -> None:
+    """A copy of a store has two files instead of two hard links to one file."""
+    names = written(tmp_path)
+    wanted = log_of(tmp_path)
+    copy = tmp_path / "commitlog" / f"{names[1]}.renaming.2"
+    shutil.copy(tmp_path / "commitlog" / names[1], copy)
+    recovered(tmp_path)
+    assert log_of(tmp_path) == wanted
+    kept = tmp_path / ".logquarry" / "quarantine" / "commitlog" / copy.name
+    assert kept.read_bytes() == wanted[names[1]]
