@@ -170,3 +170,28 @@ def test_a_broken_table_of_another_namespace_does_no_harm(tmp_path: Path) -> Non
     put(store, b"b")
     assert export(dest, store, "logquarry.messages") == 1
     assert bodies(dest, "logquarry.messages") == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_lost_catalog(tmp_path: Path, is_empty: bool) -> None:
+    """Else the export would start a second table, with all messages again."""
+    dest, store = tmp_path / "lake", tmp_path / "store"
+    put(store, b"a")
+    export(dest, store, "logquarry.messages")
+    put(store, b"b")
+    (dest / "catalog.db").unlink()
+    if is_empty:
+        with Lake("iceberg", dest).catalog() as catalog:
+            assert not catalog.list_namespaces()
+    before = sorted(dest.rglob("*"))
+    words = rf"^{dest}/catalog.db: .* missing or empty.*\(messages/metadata/0.*register_table.*"
+    for name in ("logquarry.messages", "sales.orders"):
+        with pytest.raises(UsageError, match=f"{words}pass --catalog.*another folder"):
+            export(dest, store, name)
+    assert sorted(dest.rglob("*")) == before
+    newest = max((dest / "messages" / "metadata").glob("*.metadata.json"))
+    with Lake("iceberg", dest).catalog() as catalog:
+        catalog.create_namespace("logquarry")
+        catalog.register_table("logquarry.messages", f"file://{newest}")
+    assert export(dest, store, "logquarry.messages") == 1
+    assert bodies(dest, "logquarry.messages") == [b"a", b"b"]

@@ -19,7 +19,7 @@ from logquarry.spark.export import check_apart, read_options
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.lakehouse.advance import Advance, RunTasks, TableSummary, Target
 from logquarry.spark.lakehouse.delta import Delta
-from logquarry.spark.lakehouse.iceberg import Iceberg
+from logquarry.spark.lakehouse.iceberg import CATALOG_FILE, Iceberg
 from logquarry.spark.lakehouse.table import DEAD_LETTERS, Table
 from logquarry.spark.lakehouse.write import (
     CONTROL,
@@ -308,11 +308,21 @@ def _check_letters_apart(table: Table, letters: Table) -> None:
 def _check_free(folder: OutputFolder, table: Table) -> None:
     """Raise UsageError if the destination of a new table holds files that no export wrote.
 
-    If the new table is an Iceberg table, other Iceberg tables in the destination are allowed.
+    If the new table is an Iceberg table, other Iceberg tables in the destination are allowed,
+    unless the catalog of these tables is lost. A new table would have all messages again.
     """
     below = table.folder.location.removeprefix(folder.location).lstrip("/")
     ours: tuple[str, ...] = (CONTROL,)
     paths = list(folder.files())
+    known = sorted(path for path in paths if path.endswith(".metadata.json"))
+    if known and isinstance(table, Iceberg) and table.lacks_catalog():
+        newest = [path for path in known if path.startswith(f"{below}/")] or known
+        raise UsageError(
+            f"{folder.location}/{CATALOG_FILE}: the catalog is missing or empty, but the folder "
+            f"has Iceberg tables ({newest[-1]}): restore the catalog, or register the newest "
+            "metadata file of each table in it (register_table of pyiceberg). If another catalog "
+            "has the tables, pass --catalog (catalog). For a new table, give another folder"
+        )
     runs = [run for path in paths if (run := noted_run(path)) is not None]
     if below:
         ours += (f"{below}/", f"{below}{DEAD_LETTERS}/", *table_folders(paths))
@@ -324,7 +334,7 @@ def _check_free(folder: OutputFolder, table: Table) -> None:
         # if an export crashed before it created its table, it has left a note, but `table_folders`
         # does not list its folder.
         is_part = is_part and (not below or any(is_of_run(path, run) for run in runs))
-        if not (path.startswith(ours) or path == "catalog.db" or is_part):
+        if not (path.startswith(ours) or path == CATALOG_FILE or is_part):
             raise UsageError(
                 f"{folder.location}: holds other files ({path}): give another folder for the export"
             )

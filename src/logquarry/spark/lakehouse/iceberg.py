@@ -164,6 +164,13 @@ class Iceberg:
         # Only look for the file: opening the catalog would create the file.
         return self._file is not None and not self._file.exists()
 
+    def lacks_catalog(self) -> bool:
+        """Whether the default catalog is missing or empty. Opening a missing one makes it empty."""
+        if self._file is None or self._has_no_catalog():
+            return self._file is not None
+        with self._catalog() as catalog:
+            return not catalog.list_namespaces()
+
     def is_called(self, name: str) -> bool:
         return name.partition(" (")[0] == ".".join(self._identifier)
 
@@ -365,10 +372,7 @@ def _tables(catalog: Catalog, below: tuple[str, ...] = ()) -> Iterator[tuple[str
 
 
 def _parts(table: IcebergTable) -> Iterator[str]:
-    """Yield the name of each partition field.
-
-    If a field's transform is not the one that an export chooses, yield TRANSFORM(NAME).
-    """
+    """Yield each partition field's name, or TRANSFORM(NAME) if no export chooses the transform."""
     for field in table.spec().fields:
         usual = "day" if field.name == _DAY else "identity"
         transform = str(field.transform)
