@@ -4,8 +4,8 @@ folder.
 The new files are built in ``.logquarry/rebuild/``, synced, and moved into place by renames. The
 file ``complete`` is made before the renames, and removed after them. If an interrupted rebuild has
 left ``complete``, the next rebuild first finishes the renames. Then a rebuild in the store builds
-all files again. A rebuild into another folder raises UsageError, because this folder then has the
-finished files.
+all files again; if it is refused, its error names the finished folders. A rebuild into another
+folder raises UsageError, because this folder then has the finished files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from logquarry.config import StoreConfig, settings_of
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import StoreLock, alone_in
 from logquarry.disk.page_file import DurableFile
-from logquarry.errors import StoreNotFound, UsageError
+from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_folder, local_store
 from logquarry.log.open_files import OpenFiles
@@ -68,7 +68,13 @@ from logquarry.repair.rebuild.build import (
     made_of,
     write_note,
 )
-from logquarry.repair.rebuild.in_place import COMPLETE, bring_out_cut_off, remove_empty, swap
+from logquarry.repair.rebuild.in_place import (
+    COMPLETE,
+    bring_out_cut_off,
+    built_folders,
+    remove_empty,
+    swap,
+)
 from logquarry.repair.rebuild.other_queues import (
     BatchFiles,
     BuiltBatchQueue,
@@ -165,7 +171,7 @@ def rebuild(
         check_log(root, settings)
     if into is None and CONSUME_QUEUE in names and not layout.is_live():
         restored = restored_files(layout, settings, disk or Disk())
-        _require_files(layout_with(root, settings, restored))
+        _require_files(layout_with(root, settings, restored | built_folders(root)))
     linked = [root / name for name in names if is_link(root / name)]
     if into is None and apply and linked:
         raise UsageError(
@@ -264,6 +270,7 @@ class _Rebuild:
     def run(self, progress: Progress | None) -> RebuildReport:
         is_in_place = self.target == self.root
         names: AbstractContextManager[None] = contextlib.nullcontext()
+        finished = ", ".join(built_folders(self.root)) if is_in_place else ""
         if is_in_place:
             bring_out_cut_off(self.root, self.disk)
             layout = StoreLayout.open(self.root, self.config)
@@ -280,9 +287,12 @@ class _Rebuild:
             # Write this file only after the block has ended. At its end, the block removes the
             # store's hard links. If this removal fails, remove the build.
             self.disk.replace(self._build / COMPLETE, b"complete\n")
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(self._build, ignore_errors=True)
             remove_empty(self._build.parent)
+            if finished and isinstance(error, StoreUnavailable):
+                moved = f"Only the interrupted rebuild of {finished} was finished"
+                error.args = (str(error).replace("Nothing was changed", moved),)
             raise
         if is_in_place:
             self._note_end(layout, report)

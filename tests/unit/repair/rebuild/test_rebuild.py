@@ -19,6 +19,7 @@ from logquarry.repair.rebuild import rebuild as rebuild_module
 from logquarry.repair.rebuild.build import finish_into
 from logquarry.repair.rebuild.queue_files import QueueFiles
 from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.recover.loss import LossRefused
 from logquarry.repair.verification import verify_store
 from logquarry.write.queue_writer import QueuePart, units_of
 from tests.helpers.failing_disk import ENOSPC, FaultyDisk, StoppedDisk
@@ -428,6 +429,34 @@ def test_an_interrupt_in_the_middle_of_the_swap_takes_it_back(tmp_path: Path) ->
         rebuild(root, apply=True, disk=Interrupted())
     for name, files in before.items():
         assert bytes_of(root / name) == files
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_refusal_names_the_interrupted_rebuild_that_was_finished(
+    tmp_path: Path, is_gone: bool
+) -> None:
+    """A lost log file is found before the renames, a damaged log file only after them."""
+    root = small(tmp_path / "store", 250)
+    made = root / ".logquarry" / "rebuild"
+    made.mkdir(parents=True)
+    for name in ("consumequeue", "index"):
+        (root / name).rename(made / name)
+    (made / "complete").touch()
+    (root / ".logquarry" / "durable").unlink()
+    _, second, *_, last = sorted((root / "commitlog").iterdir())
+    if is_gone:
+        last.unlink()
+    else:
+        second.write_bytes(bytes([7]) * second.stat().st_size)
+    before = bytes_of(root)
+    with pytest.raises(LossRefused) as refused:
+        rebuild(root, apply=True)
+    words = "Only the interrupted rebuild of consumequeue, index was finished"
+    assert ("Nothing was changed. Bring" in str(refused.value)) is is_gone
+    assert (f"{words}. Bring" in str(refused.value)) is not is_gone
+    assert (root / "consumequeue").exists() is not is_gone
+    if is_gone:
+        assert bytes_of(root) == before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
