@@ -43,12 +43,12 @@ position, and a run of the log. If no run begins there, the result of Java's che
 
 @dataclass(eq=False)
 class JavaLog:
-    """The files of a log, as RocketMQ treats them. ``last_message`` is the physical offset of the
-    last message that :meth:`find_end` found. ``stopped_by`` describes the bytes after this message,
-    if they are not zeros.
+    """The files of a log, as RocketMQ treats them. ``place`` returns the full path of a file.
+    ``last_message`` is the physical offset of the last message that :meth:`find_end` found.
+    ``stopped_by`` describes the bytes after this message, if they are not zeros.
     """
 
-    root: Path
+    place: Callable[[str], Path]
     files: list[JavaFile]
     file_size: int
     levels_ms: tuple[int, ...]
@@ -73,7 +73,7 @@ class JavaLog:
         if self._open[0] != file.path:
             # mapped() refuses unreadable blocks. If they were read as zeros, the log would seem to
             # end there.
-            self._open = file.path, mapped(self.root / file.path, "keeps the messages after it")
+            self._open = file.path, mapped(self.place(file.path), "keeps the messages after it")
         return self._open[1]
 
     def first_normally(self, known: int, *, index_limit: int | None, check_crc: bool) -> int:

@@ -7,9 +7,11 @@ the files. As in Java, bytes after a queue's end stay in the files, and a queue 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -20,7 +22,7 @@ from logquarry.errors import StoreUnavailable, reason_of
 from logquarry.format import java, queue_entry
 from logquarry.format.arrays import Int64
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
-from logquarry.log.filesystem import FileView, whole_file
+from logquarry.log.filesystem import FileView, RestoredFileSystem, whole_file
 from logquarry.log.open_files import MOST_OPEN
 from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, SIDECAR
 from logquarry.read.log_queues import QueueKey
@@ -29,28 +31,28 @@ from logquarry.repair.recover.store_folders import check_queue_folder
 
 
 class Noted:
-    """Keeps all changes in memory, for a plan."""
+    """Keeps all changes in memory, for a plan. ``restored``: see :class:`RestoredFileSystem`."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, restored: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._place = RestoredFileSystem(root, restored).local_path
         self._changed: dict[str, mmap.mmap] = {}
 
     def view(self, path: str) -> memoryview:
         """Return the bytes of a file."""
         changed = self._changed.get(path)
-        return mapped(self._root / path) if changed is None else memoryview(changed).toreadonly()
+        return mapped(self._place(path)) if changed is None else memoryview(changed).toreadonly()
 
     def write(self, path: str, position: int, data: memoryview | bytes) -> None:
         """Write into a file."""
         if path not in self._changed:
-            there = mapped(self._root / path)
+            there = mapped(self._place(path))
             self._changed[path] = mmap.mmap(-1, len(there))
             self._changed[path][:] = bytes(there)
         self._changed[path][position : position + len(data)] = bytes(data)
 
     def make(self, path: str, size: int) -> None:
         """Create a file of zeros. Raise WrongEntry if a file has the path of the queue's folder."""
-        check_queue_folder((self._root / path).parent)
+        check_queue_folder(self._place(path).parent)
         self._changed[path] = mmap.mmap(-1, size)
 
     def extend(self, path: str, size: int) -> None:

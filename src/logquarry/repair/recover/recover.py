@@ -28,7 +28,7 @@ from logquarry.read.log_end import known_damage
 from logquarry.repair.audit.log import are_stale_bytes
 from logquarry.repair.rebuild.in_place import brought_out, built_folders
 from logquarry.repair.recover.apply import apply_safe
-from logquarry.repair.recover.loss import LossSearch, missing_files, require_consent
+from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.open_check import find_store, restored_files, settled_names
 from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, StepKind, Steps
 from logquarry.repair.recover.rocketmq import RocketmqPlan, apply_rocketmq, plan_rocketmq
@@ -124,17 +124,6 @@ def recover(
     return plan
 
 
-def _only_restores(plan: RocketmqPlan, layout: StoreLayout) -> RocketmqPlan:
-    """Return the plan without its steps. The steps were planned while some files were missing, and
-    the recovery first restores these files. The plan has a loss only if files are missing that the
-    recovery cannot restore.
-    """
-    end = layout.commit_log.end
-    gaps = tuple(missing_files(layout, end))
-    loss = LossSearch(layout, end=end, damage=gaps).loss()
-    return dataclasses.replace(plan, steps=(), damage=gaps, refused=None, loss=loss)
-
-
 def _require_possible(plan: RecoveryPlan, accept_loss: int | None) -> None:
     if plan.refused is not None:
         raise StoreUnavailable(f"{plan.root}: {plan.refused}")
@@ -154,9 +143,7 @@ def _planned(
     layout = layout_with(root, config, restored).by_content()
     plan: RecoveryPlan
     if mode == "rocketmq":
-        plan = plan_rocketmq(root, config)
-        if restored:
-            plan = _only_restores(plan, layout)
+        plan = plan_rocketmq(root, config, restored)
         if plan.refused is not None:
             return plan
         if layout.cut_end == plan.log_end and all(s.kind is StepKind.CUT for s in plan.steps):
@@ -174,8 +161,6 @@ def _planned(
         reason = f"only its hard link is left: {link}"
         if path in layout.folders:
             reason = f"an interrupted rebuild made it: {link}"
-        if mode == "rocketmq":
-            reason += "; the other steps are planned after this step"
         steps.add(StepKind.RESTORE, path, reason)
     steps += plan.steps
     try:

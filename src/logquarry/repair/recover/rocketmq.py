@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from logquarry.arguments import Clock, now_ms
 from logquarry.config import DIALECTS, StoreConfig
@@ -23,7 +25,7 @@ from logquarry.format import checkpoint, index, java
 from logquarry.format.checkpoint import Checkpoint, Offsets
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import store_files
-from logquarry.log.layout import StoreLayout
+from logquarry.log.filesystem import RestoredFileSystem
 from logquarry.log.readable import none_lost, rereads
 from logquarry.read.features import find_features
 from logquarry.read.log_queues import QueueKey
@@ -45,6 +47,7 @@ from logquarry.repair.recover.loss import LossSearch, missing_files
 from logquarry.repair.recover.plan import RecoveryPlan, StepKind, Steps
 from logquarry.repair.recover.store_folders import (
     check_entries,
+    layout_with,
     status_of,
     sync_files,
 )
@@ -75,14 +78,18 @@ class RocketmqPlan(RecoveryPlan):
 
 
 @rereads
-def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
+def plan_rocketmq(
+    root: Path, config: StoreConfig, restored: Mapping[str, str] = MappingProxyType({})
+) -> RocketmqPlan:
     """Return the plan for a store. The plan keeps all new queue entries in memory (20 bytes each).
+    ``restored`` contains the missing files that the recovery restores first: see
+    :class:`RestoredFileSystem`.
 
     Raises:
         StoreUnavailable: if a log file has a wrong name, or is a folder or a broken link.
         UsageError: if the sizes of the index files are not given, and cannot be inferred.
     """
-    return _Recovery(root, config, Noted(root)).plan()
+    return _Recovery(root, config, Noted(root, restored), restored=restored).plan()
 
 
 def apply_rocketmq(
@@ -172,15 +179,18 @@ class _Recovery:
         disk: Disk | None = None,
         clock: Clock = now_ms,
         is_clean: bool | None = None,
+        restored: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         check_entries(root, config)
-        layout = StoreLayout.open(root, config)
+        layout = layout_with(root, config, restored)
         refuse_wrong_names(layout)
         self._is_clean = not layout.has_abort if is_clean is None else is_clean
         self._rules = rules_for(find_features(layout).writer)
         # RocketMQ 4.9 and this recovery treat a store of 3.x like a store of 4.x.
         self.config = with_sizes(config.in_dialect(config.dialect or DIALECTS[0]), layout)
         self.root = root
+        self._restored = restored
+        self._place = RestoredFileSystem(root, restored).local_path
         self._layout = layout
         self._target = target
         self._disk = disk
@@ -189,7 +199,7 @@ class _Recovery:
         self._checkpoint_file: CheckpointFile | None = None
         self._looked_at: list[str] = []
         self._steps = Steps()
-        self._log = JavaLog(root, [], 1, ())
+        self._log = JavaLog(self._place, [], 1, ())
         self._dispatch_from = 0
         self._dispatch = JavaDispatch({}, self.config, target, self._index, self._rules)
         self._times = Checkpoint()
@@ -249,7 +259,7 @@ class _Recovery:
             queues[topic, queue_id] = JavaQueue((topic, queue_id), found, queue_size, target)
         rules = self._rules, config.index_keys
         log = self._log = JavaLog(
-            self.root, files, log_size, config.delay_levels_ms, self.sync_index, *rules
+            self._place, files, log_size, config.delay_levels_ms, self.sync_index, *rules
         )
         self._times = self._read_checkpoint()
         is_clean = self._is_clean
@@ -340,29 +350,30 @@ class _Recovery:
         """Return the files of a queue or of the log, as RocketMQ's ``MappedFileQueue.load`` finds
         them. Raise JavaRefusal if RocketMQ would refuse a file.
         """
+        names = {p.name for p in map(PurePosixPath, self._restored) if str(p.parent) == folder}
+        place = self._place(folder)
         try:
-            with os.scandir(self.root / folder) as entries:
-                listed = sorted(entries, key=lambda entry: entry.name)
+            with os.scandir(place) as entries:
+                names.update(entry.name for entry in entries)
         except (FileNotFoundError, NotADirectoryError):
-            return []
+            pass
         except OSError as error:
-            raise StoreUnavailable(
-                f"{self.root / folder}: cannot be read: {reason_of(error)}"
-            ) from error
+            raise StoreUnavailable(f"{place}: cannot be read: {reason_of(error)}") from error
         # Keep this call out of the ``try`` above: a broken link also raises FileNotFoundError, but
         # Java refuses the link.
-        found = [(entry.name, status_of(Path(entry.path)).st_size, entry) for entry in listed]
+        found = [(name, status_of(self._place(f"{folder}/{name}"))) for name in sorted(names)]
         files = []
-        for name, length, entry in found:
-            path = f"{folder}/{name}"
-            if self._rules.is_5 and entry.is_dir():
+        for name, status in found:
+            path, length = f"{folder}/{name}", status.st_size
+            if self._rules.is_5 and stat.S_ISDIR(status.st_mode):
                 continue
-            if self._rules.is_5 and not length and entry is found[-1][-1]:
+            if self._rules.is_5 and not length and name == found[-1][0]:
                 self._target.set_aside(path)
                 self._steps.add(StepKind.SET_ASIDE, path, "the last file is empty")
                 continue
-            if length != size or not entry.is_file():
-                what = counted(length, "byte") if entry.is_file() else "not a file"
+            is_file = stat.S_ISREG(status.st_mode)
+            if length != size or not is_file:
+                what = counted(length, "byte") if is_file else "not a file"
                 raise JavaRefusal(f"{path}: {what}, instead of a file of {size} bytes")
             base = int(name) if store_files.is_offset_name(name) else -1
             if base % size or not 0 <= base <= LARGEST_BASE:
