@@ -8,12 +8,13 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from logquarry import arguments
-from logquarry.errors import CorruptFile, LogquarryError, StoreUnavailable
+from logquarry.errors import CorruptFile, LogquarryError, StoreUnavailable, reason_of
 from logquarry.format import java
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.log.layout import StoreLayout
@@ -41,6 +42,15 @@ Time = int | str | date
 
 A time without a zone is UTC.
 """
+
+
+@contextmanager
+def _importing() -> Iterator[None]:
+    """Raise StoreUnavailable if a module cannot be read, for example without free descriptors."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailable(f"{error.filename}: cannot be read: {reason_of(error)}") from error
 
 
 class QueueOffsets(NamedTuple):
@@ -326,7 +336,8 @@ class StoreReads(LogReads):
         """
         self._require_open()
         # Import late, because the module imports pyarrow.
-        from logquarry.read import bulk
+        with _importing():
+            from logquarry.read import bulk
 
         if topic is not None:
             topics = renamed_topic(topic, topics)
@@ -365,7 +376,8 @@ class StoreReads(LogReads):
         """
         self._require_open()
         # Import late, because the module imports pyarrow.
-        from logquarry.read import bulk
+        with _importing():
+            from logquarry.read import bulk
 
         wanted = bulk.message_filter(topics, queue_id, tags, keys, since, until)
         layout, stop = self._bulk_layout()

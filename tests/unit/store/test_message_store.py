@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -469,3 +470,39 @@ def test_a_closed_store_has_no_file_open_after_any_read(
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
     fds = Path("/proc/self/fd")
     assert not [fd for fd in fds.iterdir() if str(tmp_path) in os.path.realpath(fd)]
+
+
+WITHOUT_DESCRIPTORS = """
+import os, resource, sys
+from logquarry.errors import StoreUnavailable
+from logquarry.store.message_store import MessageStore
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+with MessageStore.open(sys.argv[1]) as store:
+    for read in (store.scan, store.to_arrow):
+        taken = []
+        try:
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            pass
+        try:
+            read()
+        except StoreUnavailable as error:
+            found = str(error)
+        for descriptor in taken:
+            os.close(descriptor)
+        print(found)
+    print(len(list(store.scan())))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_a_scan_without_free_descriptors(maker: StoreMaker, tmp_path: Path) -> None:
+    """The first scan imports modules, so Python cannot open their files."""
+    maker.write(tmp_path)
+    words = [sys.executable, "-c", WITHOUT_DESCRIPTORS, str(tmp_path)]
+    found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    for line in found[:2]:
+        assert re.search(r"\.py: cannot be read: Too many open files: raise .*\(ulimit -n\)$", line)
+    assert found[2:] == ["40"]
