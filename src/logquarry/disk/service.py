@@ -25,7 +25,7 @@ class Refusal(Enum):
     """The reasons why a store takes no messages. The value of a reason is the text of the error."""
 
     NOT_WRITEABLE = "the application has switched off messages"
-    LOGICS_QUEUE_ERROR = "a consume queue could not be written"
+    LOGICS_QUEUE_ERROR = "a message could not be dispatched to queues and index"
     INDEX_FILE_ERROR = "an index file could not be written"
     DISK_FULL = "the disk is full"
     SLAVE = "it is a slave"

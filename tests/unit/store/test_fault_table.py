@@ -303,7 +303,7 @@ def test_18_a_full_disk(tmp_path: Path) -> None:
         store.wait_dispatched()
         disk.failing["allocate"] = ENOSPC
         stored = 1
-        with pytest.raises(StoreUnavailable, match=r"no room|could not be written") as refused:
+        with pytest.raises(StoreUnavailable, match=r"no room|could not be dispatched") as refused:
             for _ in range(1_000):
                 store.put(lq.Message("t", bytes(1_000)))
                 stored += 1

@@ -39,17 +39,17 @@ def test_a_put_that_holds_the_log_too_long(tmp_path: Path) -> None:
             store._engine.writer._held_since = 0.0
 
 
-@pytest.mark.parametrize("name", ["t", "t/0"])
-def test_a_file_where_a_queue_should_be(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["consumequeue/t", "consumequeue/t/0"])
+def test_a_file_where_a_folder_should_be(name: str, tmp_path: Path) -> None:
     """The store refuses puts while the file is there: the error names it, and nothing is lost."""
     with opened(tmp_path) as store:
-        taken = tmp_path / "consumequeue" / name
+        taken = tmp_path / name
         taken.parent.mkdir(exist_ok=True)
         taken.write_bytes(b"")
-        store.put(lq.Message("t", b"1"))
+        store.put(lq.Message("t", b"1", keys="k"))
         with pytest.raises(StoreUnavailable, match=re.escape(f"{taken}: it is not a folder")):
             store.wait_dispatched(timeout=60)
-        why = rf"consume queue could not be written: .* offset 0: {re.escape(str(taken))}: it is"
+        why = rf"dispatched to queues and index: .* offset 0: {re.escape(str(taken))}: it is"
         with pytest.raises(StoreUnavailable, match=why):
             store.put(lq.Message("t", b"2"))
         taken.unlink()
