@@ -28,6 +28,7 @@ from logquarry.format.fields import PAGE_SIZE
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
 from logquarry.log import codec
 from logquarry.log.store_files import INDEX, is_index_name
+from logquarry.paths import exists
 
 _ENTRY_DTYPE: Final = ENTRY.dtype()
 _SLOT_DTYPE: Final = np.dtype(">i4")
@@ -293,8 +294,10 @@ class IndexWriter:
             try:
                 return self._open(self._last_name, exclusive=True)
             except StoreUnavailable as error:
-                # The file also exists if an earlier call created it, but could not map it.
-                if not isinstance(error.__cause__, FileExistsError):
+                # The file also exists if an earlier call created it, but could not map it. If the
+                # file does not exist, another file has the name of the folder.
+                is_taken = isinstance(error.__cause__, FileExistsError)
+                if not is_taken or not exists(self.folder / self._last_name):
                     raise
 
     def _open(self, name: str, *, exclusive: bool = False) -> MappedFile:

@@ -39,12 +39,14 @@ def test_a_put_that_holds_the_log_too_long(tmp_path: Path) -> None:
             store._engine.writer._held_since = 0.0
 
 
-@pytest.mark.parametrize("name", ["consumequeue/t", "consumequeue/t/0"])
+@pytest.mark.parametrize("name", ["consumequeue/t", "consumequeue/t/0", "index"])
 def test_a_file_where_a_folder_should_be(name: str, tmp_path: Path) -> None:
     """The store refuses puts while the file is there: the error names it, and nothing is lost."""
     with opened(tmp_path) as store:
         taken = tmp_path / name
         taken.parent.mkdir(exist_ok=True)
+        if taken.is_dir():
+            taken.rmdir()
         taken.write_bytes(b"")
         store.put(lq.Message("t", b"1", keys="k"))
         with pytest.raises(StoreUnavailable, match=re.escape(f"{taken}: it is not a folder")):
