@@ -9,6 +9,7 @@ previous one ends. Frames after this end are stale: an earlier truncation left t
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,6 +53,7 @@ from logquarry.repair.audit.log import are_stale_bytes
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.plan import RecoveryPlan
 from logquarry.repair.recover.rocketmq import (
+    NO_INDEX,
     RocketmqPlan,
     RocketmqRefuses,
     plan_rocketmq,
@@ -67,6 +69,8 @@ from logquarry.repair.recover.store_folders import (
 )
 from logquarry.repair.recover.wrong_names import wrong_links
 from logquarry.text import counted
+
+logger = logging.getLogger(__name__)
 
 _CHECKED_FILES: Final = 3
 """Number of files at the log's end that RocketMQ reads at its start (``recoverNormally``)."""
@@ -302,6 +306,8 @@ def recovered_store(
         if is_clean:
             abort.remove()
         raise
+    if NO_INDEX in plan.looked_at:
+        logger.warning("%s: %s", root, NO_INDEX)
     # Remove the record of the damage, because it describes the log before this recovery.
     disk.remove(root / store_files.DAMAGE)
     if not is_clean:

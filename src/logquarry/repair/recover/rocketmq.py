@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
+from typing import Final
 
 from logquarry.arguments import Clock, now_ms
 from logquarry.config import DIALECTS, StoreConfig
@@ -26,7 +27,9 @@ from logquarry.format.checkpoint import Checkpoint, Offsets
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import store_files
 from logquarry.log.filesystem import RestoredFileSystem
+from logquarry.log.follow import dispatch_requests
 from logquarry.log.readable import none_lost, rereads
+from logquarry.log.walk import LogReader, Run
 from logquarry.read.features import find_features
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
@@ -54,6 +57,12 @@ from logquarry.repair.recover.store_folders import (
 from logquarry.repair.recover.wrong_names import refuse_wrong_names
 from logquarry.text import counted
 from logquarry.write.index_writer import IndexKeeper, IndexWriter
+
+NO_INDEX: Final = (
+    "all files of the index are missing, and RocketMQ does not index old messages again: after the "
+    "next message with a key, queries by key do not find the old messages. A recovery in mode safe "
+    "builds the index"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +210,7 @@ class _Recovery:
         self._steps = Steps()
         self._log = JavaLog(self._place, [], 1, ())
         self._dispatch_from = 0
+        self._indexed_from = java.LONG_MAX
         self._dispatch = JavaDispatch({}, self.config, target, self._index, self._rules)
         self._times = Checkpoint()
         self._offsets = Offsets()
@@ -286,14 +296,30 @@ class _Recovery:
             start = log.max_offset
         if is_clean or not files:
             self._dispatch_from = min(start, log.max_offset)
+        self._indexed_from = min(self._indexed_from, start)
         if start < log.max_offset:
             self._say(f"the messages from {start} on are in no queue: they are dispatched")
             log.dispatch_rest(start, self._dispatch)
         self.sync_index()
+        if self._lacks_index():
+            self._say(NO_INDEX)
         if self._dispatch.store_timestamp is not None:
             self._times = self._times._replace(logics_timestamp=self._dispatch.store_timestamp)
         if self._rules.is_5:
             self._offsets = self._new_offsets()
+
+    def _lacks_index(self) -> bool:
+        """Whether the store has no index, and messages in the log's first file have keys. If the
+        recovery has dispatched these messages, they have an index again.
+        """
+        layout, start = self._layout, max(0, self._log.min_offset)
+        stop = min(self._indexed_from, start + self._log.file_size)
+        if not self.config.message_index_enable or layout.index_files or start >= stop:
+            return False
+        found = LogReader(layout, bound=stop, check_crc=False).events(start, stop)
+        runs = (event for event in found if isinstance(event, Run))
+        levels = layout.delay_levels_ms
+        return any(dispatch_requests(run.window, run.rows, levels).has_key.any() for run in runs)
 
     def _new_offsets(self) -> Offsets:
         log, last = self._log, self._dispatch.physical_offset
@@ -329,9 +355,12 @@ class _Recovery:
                 f"the checkpoint ({times}) covers {covered}: dispatch starts at physical offset "
                 f"{base}"
             )
+        dispatches = rules.is_5 or not is_clean
+        if dispatches:
+            self._indexed_from = log.files[start].base
         end = log.find_end(
             start,
-            self._dispatch if rules.is_5 or not is_clean else None,
+            self._dispatch if dispatches else None,
             check_crc=check_crc,
             known=known if is_clean else -1,
         )

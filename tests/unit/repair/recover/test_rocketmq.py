@@ -439,3 +439,28 @@ def test_entries_after_the_end_of_a_log_that_was_cut(tmp_path: Path) -> None:
         assert store.wait_dispatched(timeout=60)
         found = store.get("orders", 0, 41).messages
         assert [message.body for message in found] == [b"new %d" % n for n in range(5)]
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+@pytest.mark.parametrize("is_clean", [False, True])
+def test_a_lost_index_is_reported(
+    tmp_path: Path, is_clean: bool, has_keys: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RocketMQ does not index old messages again. After a crash, it may dispatch the whole log."""
+    with lq.MessageStore.open(tmp_path, mode="rw", config=CONFIG) as store:
+        for number in range(50):
+            store.put(lq.Message("t", b"%d" % number, keys=f"k{number}" if has_keys else None))
+    shutil.rmtree(tmp_path / "index")
+    (tmp_path / "index").mkdir()
+    if not is_clean:
+        (tmp_path / "abort").touch()
+    caplog.clear()
+    is_lost = is_clean and has_keys
+    plan = lq.recover(tmp_path, mode="rocketmq", config=CONFIG)
+    assert any("files of the index are missing" in line for line in plan.looked_at) is is_lost
+    with lq.MessageStore.open(tmp_path, mode="rw", config=CONFIG) as store:
+        assert ("files of the index are missing" in caplog.text) is is_lost
+        store.put(lq.Message("t", b"new", keys="new"))
+        store.wait_dispatched()
+        found = [message.body for message in store.query("t", "k7")]
+        assert found == ([b"7"] if has_keys and not is_clean else [])
