@@ -11,6 +11,7 @@ import logquarry as lq
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.spark.compaction import compact
 from logquarry.spark.decode import parse_decode_options
+from logquarry.spark.lakehouse.delta import Delta
 from tests.helpers.lake import Lake, numbers, put
 
 pytest.importorskip("deltalake")
@@ -163,8 +164,16 @@ def test_a_delta_table_with_properties_that_an_export_cannot_keep(tmp_path: Path
     assert lake.bodies() == [b"a"]
 
 
-def test_a_feature_that_the_package_cannot_write(tmp_path: Path) -> None:
-    """The package refuses the commit before it writes, so it is known that the commit failed."""
+def no_tasks(*_: Any) -> Any:
+    raise AssertionError("a task was started")
+
+
+def test_a_feature_that_the_package_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The export refuses the table before it starts a task. If another program adds the feature
+    after that, the package refuses the commit before it writes, so the commit has failed.
+    """
     from deltalake import DeltaTable, TableFeatures
 
     lake, store = Lake("delta", tmp_path / "table"), tmp_path / "store"
@@ -175,11 +184,29 @@ def test_a_feature_that_the_package_cannot_write(tmp_path: Path) -> None:
     features.add_feature(TableFeatures.RowTracking, allow_protocol_versions_increase=True)
     put(store, b"c")
     with pytest.raises(UsageError, match=r"these features: RowTracking: drop the features, or"):
-        lake.export(store)
+        lake.prepared(store).run_with(no_tasks)
+    with monkeypatch.context() as later:
+        later.setattr(Delta, "_require_features", lambda *_: None)
+        with pytest.raises(UsageError, match=r"these features: RowTracking: drop the features"):
+            lake.export(store)
     assert len(list(lake.dest.rglob("*.parquet"))) == 2
     with pytest.raises(UsageError, match="these features: RowTracking: drop the features"):
         compact(lake.dest)
     assert lake.bodies() == [b"a", b"b"]
+
+
+def test_features_that_the_package_can_write(tmp_path: Path) -> None:
+    from deltalake import DeltaTable, TableFeatures
+
+    lake, store = Lake("delta", tmp_path / "table"), tmp_path / "store"
+    for feature in (TableFeatures.ChangeDataFeed, TableFeatures.DeletionVectors):
+        put(store, b"a")
+        lake.export(store)
+        alter = DeltaTable(lake.dest).alter
+        alter.add_feature(feature, allow_protocol_versions_increase=True)
+    put(store, b"a")
+    assert lake.export(store).messages == 1
+    assert DeltaTable(lake.dest).get_add_actions().num_rows == 3
 
 
 def test_troubles_of_the_libraries_are_told_in_words(lake: Lake, tmp_path: Path) -> None:

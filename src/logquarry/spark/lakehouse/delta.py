@@ -13,9 +13,11 @@ import json
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -38,6 +40,7 @@ from logquarry.spark.parquet import STATISTICS
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+    from deltalake.table import ProtocolVersions
 
 _APP: Final = "logquarry:"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -59,6 +62,18 @@ the file (`DeltaTable.to_pyarrow_table` and `to_pyarrow_dataset`, deltalake 1.6)
 _INDEXED_COUNT: Final = "delta.dataSkippingNumIndexedCols"
 _UNSUPPORTED: Final = "Unsupported table features required:"
 """Start of the error of `deltalake` for a commit that it refused before it wrote any file."""
+_FEATURES_FROM: Final = 3
+"""First version of Delta's writer protocol with features that `deltalake` may be unable to write.
+Exports create tables of version 2.
+"""
+_COLUMN: Final = {"name": "body", "type": "binary", "nullable": True, "metadata": {}}
+_EMPTY_TABLE: Final = {
+    "id": "logquarry",
+    "format": {"provider": "parquet", "options": {}},
+    "schemaString": json.dumps({"type": "struct", "fields": [_COLUMN]}),
+    "partitionColumns": [],
+    "configuration": {},
+}
 
 
 class Delta:
@@ -72,6 +87,7 @@ class Delta:
         self.folder = folder
         self._options = dict(options or {}) or None
         self._synced: Collection[str] | None = None
+        self._accepted: ProtocolVersions | None = None
 
     @property
     def name(self) -> str:
@@ -136,6 +152,7 @@ class Delta:
                 f"{constraint.removeprefix(_CONSTRAINT)} ({properties[constraint]}): drop the "
                 "constraint, or export into another table"
             )
+        self._require_features(table)
         schema = pa.schema(table.schema().to_arrow())
         return TableState(str(metadata.id), document, schema, partial(_marks, table))
 
@@ -190,6 +207,40 @@ class Delta:
         except (StoreUnavailable, OSError) as error:
             self._check_features(error)
             raise CommitUnknown(self.name, error) from error
+
+    def _require_features(self, table: DeltaTable) -> None:
+        """Raise UsageError if `deltalake` cannot commit to a table with these features.
+
+        `deltalake` checks the features only in a commit. The export would then have written all
+        files already. So this method makes an empty commit to a temporary table with the same
+        features.
+        """
+        from deltalake import DeltaTable
+
+        protocol = table.protocol()
+        if protocol.min_writer_version < _FEATURES_FROM or protocol == self._accepted:
+            return
+        wanted = {
+            "minReaderVersion": protocol.min_reader_version,
+            "minWriterVersion": protocol.min_writer_version,
+            "readerFeatures": protocol.reader_features,
+            "writerFeatures": protocol.writer_features,
+        }
+        actions = (
+            {"protocol": {name: value for name, value in wanted.items() if value is not None}},
+            {"metaData": _EMPTY_TABLE},
+        )
+        with suppress(OSError), TemporaryDirectory(prefix="logquarry-") as folder:
+            log = Path(folder, _LOG)
+            log.mkdir()
+            (log / f"{0:020d}.json").write_text("\n".join(map(json.dumps, actions)))
+            try:
+                trial = DeltaTable(folder)
+                trial.create_write_transaction([], mode="append", schema=trial.schema())
+            except Exception as error:
+                # After any other error, the real commit shows whether it is possible.
+                self._check_features(error)
+        self._accepted = protocol
 
     def _check_features(self, error: Exception) -> None:
         """Raise UsageError if `deltalake` refused a commit because of the table's features."""
