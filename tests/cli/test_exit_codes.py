@@ -211,19 +211,21 @@ def test_ctrl_c_during_an_import(name: str, many_messages: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "line"),
+    ("name", "code", "line", "before"),
     [
-        ("SIGINT", 130, "error: interrupted\n"),
-        ("SIGTERM", 143, "error: ended by SIGTERM\n"),
+        ("SIGINT", 130, "error: interrupted\n", ""),
+        ("SIGTERM", 143, "error: ended by SIGTERM\n", ""),
         # The signal is raised again as SIGTERM.
-        ("SIGHUP", 143, "error: ended by SIGTERM\n"),
+        ("SIGHUP", 143, "error: ended by SIGTERM\n", ""),
+        # A shell script starts its background jobs with SIGINT ignored.
+        ("SIGTERM", 143, "error: ended by SIGTERM\n", "signal.signal(2, signal.SIG_IGN)\n"),
     ],
 )
 def test_a_signal_in_a_destructor_is_not_lost(
-    many_messages: Path, name: str, code: int, line: str
+    many_messages: Path, name: str, code: int, line: str, before: str
 ) -> None:
     """Python ignores exceptions there; the exception is raised again at the next place."""
-    script = AT_IMPORT.replace(
+    script = AT_IMPORT.replace("class Interrupt", f"{before}class Interrupt").replace(
         "            os.kill(os.getpid(), signal.SIGINT)",
         "            class Dies:\n"
         "                def __del__(self):\n"

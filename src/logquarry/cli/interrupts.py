@@ -47,10 +47,10 @@ def has_arrived() -> bool:
 
 
 def end_at_once() -> None:
-    """Make Ctrl-C end the process. Has no effect if the program was started with SIGINT ignored."""
+    """Make Ctrl-C end the process, unless the program was started with SIGINT ignored."""
+    sys.unraisablehook = _unraisable
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
-        sys.unraisablehook = _unraisable
 
 
 class raising:  # noqa: N801 - used as a context manager; contextlib takes longer to import
