@@ -273,8 +273,21 @@ def test_once_gives_up_at_a_wrong_port(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     result = run("replicate", f"127.0.0.1:{port}", "--into", tmp_path / "s", "--once", code=4)
-    assert "no connection to a master in 5 attempts" in result.stderr
+    assert "no answer from a master in 5 attempts" in result.stderr
     assert "Connection refused" in result.stderr and "haListenPort" in result.stderr
+
+
+def test_once_gives_up_if_a_known_master_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the slave's store was opened, the master had answered at this port."""
+    monkeypatch.setattr("logquarry.cli.replication._await_master", lambda *_, **__: None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    result = run("replicate", f"127.0.0.1:{port}", "--into", tmp_path / "s", "--once", code=4)
+    words = f"s does not have all of the master's log: 127.0.0.1:{port}: "
+    assert words in result.stderr and "Connection refused" in result.stderr
+    assert "it continues after" in result.stderr and "haListenPort" not in result.stderr
 
 
 def _state(root: Path) -> dict[str, object]:
@@ -298,7 +311,7 @@ def test_a_store_is_unchanged_until_the_master_answers(tmp_path: Path, accepts: 
         for name in ("s", "new"):
             options = ["--into", tmp_path / name, "--once", "--config", config]
             result = run("replicate", f"127.0.0.1:{port}", *options, code=4)
-            assert "no connection to a master in 5 attempts" in result.stderr
+            assert "no answer from a master in 5 attempts" in result.stderr
     assert _state(tmp_path / "s") == before
     assert not (tmp_path / "new").exists()
 

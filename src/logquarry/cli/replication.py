@@ -276,7 +276,11 @@ def replicate(
             if part is not None and part.error is not None:
                 raise part.error
         if once and not slave.status().has_all:
-            raise _no_master(slave.status().trouble)
+            trouble = slave.status().trouble or "the connection ended"
+            raise ReplicationError(
+                f"{folder} does not have all of the master's log: {trouble}. Start the command "
+                "again when the master answers: it continues after the log that the store has"
+            )
         if sync is not None:
             for name in _fetched(sync).missing:
                 out.note(f"{sync.master}: the master has no {name}")
@@ -298,14 +302,10 @@ def _await_master(out: Output, host: str, port: int, follows: SlaveOptions, *, e
                 noted = trouble
                 out.note(trouble)
             if ends and count == _TRIES:
-                raise _no_master(trouble)
-
-
-def _no_master(trouble: str) -> ReplicationError:
-    return ReplicationError(
-        f"no connection to a master in {text.plural(_TRIES, 'attempt')}: {trouble}. Give the "
-        "master's haListenPort (RocketMQ: listenPort plus 1)"
-    )
+                raise ReplicationError(
+                    f"no answer from a master in {text.plural(_TRIES, 'attempt')}: {trouble}. Give "
+                    "the master's haListenPort (RocketMQ: listenPort plus 1)"
+                )
 
 
 def _fetched(sync: ConfigSync) -> ConfigSynced:
