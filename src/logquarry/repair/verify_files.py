@@ -56,7 +56,7 @@ from logquarry.read.log_end import lost_tail
 from logquarry.read.pops import KV_STORE
 from logquarry.repair.audit.harmed_frames import HarmedType, corrected
 from logquarry.repair.findings import VerifyReport
-from logquarry.repair.recover.store_folders import WrongEntry, check_entries
+from logquarry.repair.recover.store_folders import wrong_entries
 
 _PIECE: Final = 16 << 20
 _LEFTOVERS: Final = (f"{SIDECAR}/rebuild",)
@@ -68,18 +68,17 @@ _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
 
 def check_names(layout: StoreLayout, report: VerifyReport) -> None:
-    """Report the first path of a store file that is a folder, a pipe, a broken link, or a link to
+    """Report each path of a store file that is a folder, a pipe, a broken link, or a link to
     another file of the store.
     """
     if not isinstance(layout.filesystem, LocalFileSystem):
         return
     root = Path(layout.root)
-    try:
-        check_entries(root, layout.config, removes_links=True)
-    except WrongEntry as error:
-        inside = error.path.is_relative_to(root)
-        name = error.path.relative_to(root) if inside else error.path
-        report.add("wrong_entry", str(name), 0, error.reason)
+    # Some paths are checked twice, for example the folder of the log.
+    reasons = {error.path: error.reason for error in wrong_entries(root, layout.config)}
+    for path, reason in reasons.items():
+        name = path.relative_to(root) if path.is_relative_to(root) else path
+        report.add("wrong_entry", str(name), 0, reason)
 
 
 def check_checkpoint(

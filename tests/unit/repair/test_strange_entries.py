@@ -85,6 +85,20 @@ def test_verify_and_salvage_name_a_file_that_cannot_be_read(
     assert not os.path.lexists(new / place) or place == "config/topics.json"
 
 
+def test_verify_names_all_wrong_paths(store: Path) -> None:
+    last = max((store / "consumequeue/orders/0").iterdir())
+    after = f"{int(last.name) + last.stat().st_size:020d}"
+    places = ["checkpoint", f"consumequeue/orders/0/{after}", "consumequeue/other"]
+    for place in places:
+        (store / place).unlink(missing_ok=True)
+        broken_link(store / place)
+    found = [one for one in lq.verify(store).findings if one.kind == "wrong_entry"]
+    assert [one.file for one in found] == places
+    assert all(one.reason.startswith("it is a link to /nowhere/file") for one in found)
+    with pytest.raises(WrongEntry, match=f"^{store}/checkpoint: "):
+        lq.recover(store, apply=True)
+
+
 def test_links_to_the_folder_above_are_followed_once(store: Path, tmp_path: Path) -> None:
     for name in "abc":
         (store / "config/inner" / name).symlink_to("../..")

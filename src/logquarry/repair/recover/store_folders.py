@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
@@ -29,6 +29,9 @@ from logquarry.log.readable import BLOCK
 from logquarry.paths import is_folder, is_link
 from logquarry.repair.recover.wrong_names import wrong_links
 from logquarry.systems import folders_below
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 REPORT: Final = "recovery.json"
 KEPT_ENTRIES: Final = "kept_units.json"
@@ -61,34 +64,69 @@ class WrongEntry(StoreUnavailable):
         return type(self), (self.path, self.reason)
 
 
+class _Checks:
+    """Calls checks, and raises the first WrongEntry."""
+
+    def run(self, check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Call a check, and return its result."""
+        return check(*args, **kwargs)
+
+
+class _AllChecks(_Checks):
+    """Collects each WrongEntry. The check of such a path returns None."""
+
+    def __init__(self) -> None:
+        self.wrong: list[WrongEntry] = []
+
+    def run(self, check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        try:
+            return check(*args, **kwargs)
+        except WrongEntry as error:
+            self.wrong.append(error)
+            return None
+
+
 def check_entries(root: Path, config: StoreConfig, *, removes_links: bool = False) -> None:
     """Raise WrongEntry if a store file is not a regular file, or if two paths lead to it.
 
     A missing file is accepted. If the caller removes the hard links that :func:`wrong_links`
     returns, ``removes_links`` must be True. These hard links are then accepted too.
     """
+    _check_entries(root, config, _Checks(), removes_links=removes_links)
+
+
+def wrong_entries(root: Path, config: StoreConfig) -> list[WrongEntry]:
+    """Return all errors of :func:`check_entries` with ``removes_links``."""
+    checks = _AllChecks()
+    _check_entries(root, config, checks, removes_links=True)
+    return checks.wrong
+
+
+def _check_entries(
+    root: Path, config: StoreConfig, checks: _Checks, *, removes_links: bool
+) -> None:
     aside = store_files.quarantine(root)
-    check_places(root)
-    places = check_log(root, config, removes_links=removes_links)
+    check_places(root, checks)
+    places = check_log(root, config, checks, removes_links=removes_links)
     for path in (aside / REPORT, aside / KEPT_ENTRIES):
-        _check(path)
+        checks.run(_check, path)
     for name in (store_files.STATE_TABLE, store_files.REDO_LOG):
         for path in _entries(root / name):
-            _check_numbered(path, places)
+            checks.run(_check_numbered, path, places)
     for topic in (
         *_entries(root / store_files.CONSUME_QUEUE),
         *_entries(root / store_files.BATCH_QUEUE),
     ):
-        _found(topic)
+        checks.run(_found, topic)
         for queue in _entries(topic):
-            found = _found(queue)
+            found = checks.run(_found, queue)
             # If a file has the path of a queue's folder, readers ignore it, so skip it.
             if found is not None and stat.S_ISDIR(found.st_mode):
-                _check_once(queue, found, places)
+                checks.run(_check_once, queue, found, places)
             for path in _entries(queue):
-                _check_numbered(path, places)
+                checks.run(_check_numbered, path, places)
     for path in _index_files(root):
-        _check_once(path, _check(path), places)
+        checks.run(_check_once, path, checks.run(_check, path), places)
 
 
 def named_folders(root: Path, log_folders: LogFolders) -> list[Path]:
@@ -117,18 +155,19 @@ def discard_names(root: Path, log_folders: LogFolders, disk: Disk) -> None:
         NameGuard(disk).discard(folders, keeps_lost=True)
 
 
-def check_places(root: Path) -> None:
-    """Raise WrongEntry if one of the store's main folders is not a folder, or if the checkpoint,
-    an index file or another single file is not a regular file.
+def check_places(root: Path, checks: _Checks | None = None) -> None:
+    """Raise WrongEntry if one of the store's main folders is not a folder, or if the checkpoint or
+    another single file is not a regular file.
     """
+    checks = checks or _Checks()
     for name in _FOLDERS:
-        _check(root / name, is_folder=True)
+        checks.run(_check, root / name, is_folder=True)
     for path in (*(root / name for name in _FILES), *_index_files(root)):
-        _check(path)
+        checks.run(_check, path)
     for name in _OWN_FILES:
-        _check_opens(root / name)
+        checks.run(_check_opens, root / name)
     for name in (store_files.COMMIT_LOG, store_files.INDEX):
-        _check_links_of(root / name)
+        checks.run(_check_links_of, root / name)
 
 
 def _check_links_of(folder: Path) -> None:
@@ -161,11 +200,16 @@ def check_config_links(root: Path) -> None:
 
 
 def check_log(
-    root: Path, config: StoreConfig, *, removes_links: bool = False
+    root: Path,
+    config: StoreConfig,
+    checks: _Checks | None = None,
+    *,
+    removes_links: bool = False,
 ) -> dict[tuple[int, int], Path]:
     """Check the paths of the log's folders and files, and of the quarantine folder, as
     :func:`check_entries` does. Return (device, inode) -> path for each file of the log.
     """
+    checks = checks or _Checks()
     places: dict[tuple[int, int], Path] = {}
     layout = StoreLayout.open(root, config)
 
@@ -177,14 +221,15 @@ def check_log(
             raise WrongEntry(wrong, f"{links[wrong]}: {step}")
         return wrong is not None
 
-    _check(store_files.quarantine(root), is_folder=True)
+    checks.run(_check, store_files.quarantine(root), is_folder=True)
     for folder in log_paths(root, layout.log_folders):
-        _check(folder, is_folder=True)
-        _check_links_of(folder)
+        checks.run(_check, folder, is_folder=True)
+        checks.run(_check_links_of, folder)
         for path in _entries(folder):
             # An interrupted recovery can leave a second name with this suffix.
             if store_files.is_offset_name(path.name.partition(RENAMING)[0]):
-                _check_once(path, _check(path), places, is_removed)
+                found = checks.run(_check, path)
+                checks.run(_check_once, path, found, places, is_removed)
     return places
 
 
