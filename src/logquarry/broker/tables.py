@@ -144,7 +144,7 @@ class Tables:
 
     def create_topic(self, name: str, queues: int) -> None:
         """Create a topic that a client needs, in memory; the next :meth:`save` writes it."""
-        self._require_room(len(self._stored), f"topic {name[:200]!r}")
+        self._require_room(len(self._stored), "topic", name)
         self.set_topic(TopicConfig(name, queues, queues, READ | WRITE, 0, False))
 
     def remove_topic(self, name: str) -> None:
@@ -156,18 +156,18 @@ class Tables:
             self._removed.add(name)
             self._changed.append(name)
 
-    def _require_room(self, count: int, what: str) -> None:
+    def _require_room(self, count: int, kind: str, name: str) -> None:
         if count >= self._options.most_created:
             raise Refused(
-                f"the {what} is not created: the broker has {count} already (most_created); "
-                "delete some, or create it with mqadmin",
+                f"the {kind} {name[:200]!r} is not created: the broker has {counted(count, kind)} "
+                f"already (most_created); delete some {kind}s, or create it with mqadmin",
                 ResponseCode.NO_PERMISSION,
             )
 
     # -------------------------------------------------------------------------------------- groups
     def create_group(self, name: str) -> dict[str, Any]:
         """Create a group that a client needs, in memory; the next :meth:`save` writes it."""
-        self._require_room(len(self.groups), f"group {name[:200]!r}")
+        self._require_room(len(self.groups), "group", name)
         return self.set_group({"groupName": name})
 
     def set_group(self, settings: Mapping[str, Any]) -> dict[str, Any]:
