@@ -144,7 +144,9 @@ class NameGuard:
             return back
 
     @contextlib.contextmanager
-    def restored(self, folders: Sequence[Path]) -> Iterator[list[Path]]:
+    def restored(
+        self, folders: Sequence[Path], lost: Sequence[Path] | None = None
+    ) -> Iterator[list[Path]]:
         """Context manager: after a crash, restore the own names that files have lost. Yield the
         restored paths.
 
@@ -160,9 +162,10 @@ class NameGuard:
 
         Args:
             folders: all folders of the log, and possibly the folder of the index.
+            lost: the result of :meth:`lost` for these folders, if the caller has it already.
         """
         foreign = self._of_other_size(folders)
-        self._paths = tuple(self.lost(folders))
+        self._paths = tuple(self.lost(folders) if lost is None else lost)
         back = self.check()
         try:
             yield back

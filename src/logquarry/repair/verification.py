@@ -303,7 +303,8 @@ class _Verification:
         unproved = unproved_start(self.layout.filesystem, log.files)
         if unproved is not None:
             self.report.add("log_start", log.files[0].path, log.start, unproved)
-        links, helps = wrong_links(self.layout), what_helps(self.layout)
+        links = wrong_links(self.layout)
+        helps = what_helps(self.layout, links)
         wrong = [(one.path, one.base, one.reason, "renames it") for one in names.renames]
         wrong += [(path, 0, why, "moves it to quarantine") for path, why, _ in names.strangers]
         for path, base, why, does in wrong:

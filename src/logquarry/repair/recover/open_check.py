@@ -330,11 +330,12 @@ def settled_names(layout: StoreLayout, config: StoreConfig, disk: Disk) -> Itera
     """
     root, guard = Path(layout.root), NameGuard(disk)
     folders = named_folders(root, layout.log_folders)
-    if _are_foreign(layout, config, guard.lost(folders)):
+    lost = guard.lost(folders)
+    if _are_foreign(layout, config, lost):
         yield
         discard_names(root, layout.log_folders, disk)
     else:
-        with guard.restored(folders):
+        with guard.restored(folders, lost):
             yield
 
 

@@ -165,9 +165,9 @@ class _Planner:
 
     def plan(self, progress: Progress | None, stretch_bytes: int) -> SafePlan:
         layout, config = self._layout, self._config
-        misnamed = misnamed_files(layout)
-        leave_out(layout, misnamed)
         links = wrong_links(layout)
+        misnamed = misnamed_files(layout, links)
+        leave_out(layout, misnamed)
         for file, reason in misnamed:
             if file.path in links:
                 self._steps.add(StepKind.REMOVE, file.path, links[file.path])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -22,8 +23,10 @@ from logquarry.read.fence import Action, refusal
 from logquarry.read.store_sizes import message_behind, require_stated_size
 
 
-def what_helps(layout: StoreLayout) -> str | None:
-    """Return what a user must do about wrong names if a recovery refuses the store, else None."""
+def what_helps(layout: StoreLayout, links: Mapping[str, str]) -> str | None:
+    """Return what a user must do about wrong names if a recovery refuses the store, else None.
+    ``links`` is the result of :func:`wrong_links`.
+    """
     names = layout.log_names
     if names.are_right and not names.strangers:
         return None
@@ -34,7 +37,7 @@ def what_helps(layout: StoreLayout) -> str | None:
         path, _ = names.doubts[0]
         return f"`logquarry recover` refuses the store until you do what the finding of {path} says"
     try:
-        misnamed_files(layout)
+        misnamed_files(layout, links)
     except StoreUnavailable as error:
         return f"`logquarry recover` refuses the store: {error}"
     return None
@@ -75,9 +78,10 @@ def _is_same_file(path: Path, other: Path) -> bool:
     return is_same and stat.S_ISREG(found.st_mode)
 
 
-def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
+def misnamed_files(layout: StoreLayout, links: Mapping[str, str]) -> list[tuple[StoreFile, str]]:
     """Return the files in the log's folder that do not belong to the log, each with the reason.
-    ``layout`` must come from :meth:`StoreLayout.by_content`.
+    ``layout`` must come from :meth:`StoreLayout.by_content`. ``links`` is the result of
+    :func:`wrong_links`.
 
     Raises:
         StoreUnavailable: if a file belongs to a log with another file size, or if its place in the
@@ -96,7 +100,6 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
         (StoreFile(int(Path(path).name.split(".")[0]), 0, path), f"its name is wrong: {reason}")
         for path, reason, _ in layout.log_names.strangers
     ]
-    links = wrong_links(layout)
     found += [(file, links[file.path]) for file in files.files if file.path in links]
     left = [file for file in files.files if file.path not in links]
     names = Counter(file.base % size for file in left)
