@@ -110,7 +110,7 @@ class MappedFile(FilePlace):
             self._probed = ReadableMap(str(path), self._map, size, descriptor=copied)
         elif not self._is_made:
             # If this process created the file, it needs no test for disk errors.
-            self._probed = ReadableMap(str(path), self._map, size, is_watched=False)
+            self._probed = ReadableMap(str(path), self._map, size, may_shrink=False)
         self._pool = pool
         borrowed = None if pool is None else pool.borrow(size)
         self._pooled = borrowed

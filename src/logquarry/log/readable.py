@@ -250,7 +250,7 @@ class ReadableMap:
 
     Args:
         mapped: the map. The map stays open while this object or a window is in use.
-        is_watched: whether another program may truncate the file, so that each window checks the
+        may_shrink: whether another program may truncate the file, so that each window checks the
             size of the file.
         descriptor: the file descriptor from which windows are copied, if they must be copies; else
             None. This object closes the descriptor.
@@ -263,12 +263,12 @@ class ReadableMap:
         mapped: WatchedMap,
         size: int,
         *,
-        is_watched: bool = True,
+        may_shrink: bool = True,
         descriptor: int | None = None,
         note: Callable[[Sequence[Unreadable]], None] = lambda _: None,
     ) -> None:
         self.path = path
-        self._is_watched = is_watched
+        self._may_shrink = may_shrink
         self._descriptor = descriptor
         if descriptor is not None:
             weakref.finalize(self, os.close, descriptor)
@@ -313,7 +313,7 @@ class ReadableMap:
             return _NO_BYTES
         if self._descriptor is not None:
             return self._copy(start, stop)
-        if self._is_watched and self._size_now() < self._left:
+        if self._may_shrink and self._size_now() < self._left:
             self._truncated()
         if self._lost != lost():
             self._note_lost()

@@ -54,11 +54,11 @@ class CommitLog:
     the log's end is needed.
 
     Attributes:
-        is_watched: whether another program may truncate the files.
+        may_shrink: whether another program may truncate the files.
         live_files: the writer's files, if this process writes the log; else None.
     """
 
-    is_watched = True
+    may_shrink = True
     live_files: LastFile | None = None
 
     def __init__(

@@ -55,7 +55,7 @@ cdef class KernelGet:
     cdef LastFile _live_files
     cdef object _files
     cdef bint _in_memory
-    cdef bint _is_watched
+    cdef bint _may_shrink
     cdef double _next_check
 
     @cython.locals(

@@ -184,7 +184,7 @@ class KernelGet:
         # If this process writes the log, use the writer's list of files, which costs nothing to
         # get.
         self._live_files = log.live_files
-        self._is_watched = log.is_watched
+        self._may_shrink = log.may_shrink
         self._next_check = 0.0
 
     def release(self) -> None:
@@ -234,7 +234,7 @@ class KernelGet:
         at_hand = self._at_hand
         if at_hand is None:
             at_hand = self._read_log(units, offset)
-        if self._is_watched and (now := monotonic()) >= self._next_check:
+        if self._may_shrink and (now := monotonic()) >= self._next_check:
             if not (queue.reaches(units.stop) and self._log.reaches(at_hand.end)):
                 # Another program has truncated a file. Let the reference answer, because it reports
                 # the error.

@@ -73,7 +73,7 @@ class LiveLog(CommitLog):
     layout.
     """
 
-    is_watched = False
+    may_shrink = False
 
     def __init__(self, files: MappedFileQueue, layout: Callable[[], StoreLayout]) -> None:
         super().__init__(layout(), files=_LogBytes(files, layout()))

@@ -87,7 +87,7 @@ def test_a_system_without_populate_reads_the_pages(path: Path) -> None:
 
 def test_the_probe_of_this_system_finds_bytes_beyond_the_end_of_a_file(path: Path) -> None:
     view = mapped(path)
-    view._is_watched = False
+    view._may_shrink = False
     os.truncate(path, 0)
     assert view.window(0, SIZE) == FILL * SIZE
     assert view.unreadable[0].offset == 0
