@@ -14,7 +14,8 @@ frames in the block. Salvage saves a displaced frame if all these conditions are
   frame with the following PHYSICALOFFSET, the blank of that file, or zeros at the log's end.
   BODYCRC does not cover the properties. So without this condition, the last bytes of the properties
   could come from another block.
-- No other displaced frame has the same place.
+- The frame's place does not overlap the place of another such frame. If two places overlap, only
+  the frame whose place begins first is saved.
 
 :func:`in_place` makes a layout that returns the bytes of these frames at their places. So all code
 that reads the log through this layout reads the frames in the right order.
