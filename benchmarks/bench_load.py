@@ -32,7 +32,8 @@ from logquarry.spark import get_session, load
 
 _FILES = 8
 _BROKERS = 4
-_INTERVAL_S = 0.1
+_MOST_BYTES = (1 << 31) - 1
+_INTERVAL_S = 0.5
 
 
 def write_rows(folder: Path, rows: int, body: int) -> None:
@@ -113,6 +114,8 @@ def main(arguments: list[str] | None = None) -> None:
         rows = options.work / "rows"
         json.dump(load_rounds(rows, options.work, options.slots, options.rounds), sys.stdout)
         return
+    if options.rows < _FILES or -(-options.rows // _FILES) * options.body > _MOST_BYTES:
+        parser.error(f"--rows, --body: each of {_FILES} files needs 1 byte to 2 GiB of bodies")
     if options.rounds < 2:
         parser.error("--rounds: the first round only warms up, so give at least 2")
     work = Path(tempfile.mkdtemp(prefix="bench-load-"))

@@ -48,7 +48,7 @@ _SPACE: Final = " "
 
 
 def place_rows(
-    batch: pa.RecordBatch, *, brokers: int, queues: int, turn: int
+    batch: pa.RecordBatch, *, brokers: int, queues: int, turn: int, rows: Int64
 ) -> tuple[pa.RecordBatch, Int64]:
     """Give every row a queue id and a broker.
 
@@ -58,6 +58,8 @@ def place_rows(
         turn: used for rows that have neither a queue id nor a key. The row's number is added to
             ``turn``, and the sum is an index in the list of the queues of all brokers. After the
             last queue, the first queue follows.
+        rows: number of each row. The numbers also count rejected rows, which `batch` lacks, so the
+            queues do not depend on the sizes of Spark's batches.
 
     Returns:
         (batch with all queue ids, number of the broker for each row).
@@ -77,7 +79,7 @@ def place_rows(
         # Use fmod, because Java's remainder has the sign of the dividend.
         chosen = np.abs(np.fmod(hashes, every))
         # Take the remainder of ``turn`` before the addition, so that the sum fits into 64 bits.
-        turns = (turn % every + np.arange(count)) % every
+        turns = (turn % every + rows) % every
         chosen = np.where(hashes == NO_WORD, turns, chosen)
         numbers = np.where(given, numbers, chosen % brokers)
         queue_ids = np.where(given, queue_ids, chosen // brokers)
@@ -214,7 +216,9 @@ class Stager:
             version = self._load.version if self._load.is_named else 0
             turn = version + self._partition + self._seen
             plan = self._plan
-            batch, brokers = place_rows(batch, brokers=plan.brokers, queues=plan.queues, turn=turn)
+            batch, brokers = place_rows(
+                batch, brokers=plan.brokers, queues=plan.queues, turn=turn, rows=numbers
+            )
             unfit: dict[int, str] = {}
             part = self._outgoing(batch, unfit)
             refused |= {int(numbers[number]): reason for number, reason in unfit.items()}

@@ -7,10 +7,11 @@ logquarry's exceptions from this text; `root_cause` finds the cause of any other
 from __future__ import annotations
 
 import re
+import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,7 +26,7 @@ from logquarry.spark.worker import settle, without_traceback
 from logquarry.systems import held
 
 if TYPE_CHECKING:
-    from pyspark import Accumulator, SparkContext
+    from pyspark import RDD, Accumulator, SparkContext
     from pyspark.sql import SparkSession
 
 _POLL_SECONDS = 0.1
@@ -34,6 +35,7 @@ _MOST_CANCEL_SECONDS = 30
 
 _SETTING = "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled"
 _VARIABLE = "SPARK_SIMPLIFIED_TRACEBACK"
+_changing = threading.Lock()
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -50,24 +52,26 @@ def context_of(spark: SparkSession) -> SparkContext:
         ) from error
 
 
-@contextmanager
-def _workers_of_queries(spark: SparkSession) -> Iterator[None]:
-    """Let a job's tasks run in the same Python workers as the functions of Spark's queries.
+def _use_workers_of_queries(spark: SparkSession, tasks: RDD[R]) -> None:
+    """Let tasks run in the same Python workers as the functions of Spark's queries.
 
     Spark reuses a worker only for tasks with the same environment variables, and it sets one more
-    variable for queries. Without this, a load starts two sets of workers: one for the query that
-    stages its messages, and one for the job that appends them. Each set needs about two seconds of
-    processor time on each executor.
+    variable for queries. Without this call, a load starts two sets of workers: one for the query
+    that stages its messages, and one for the job that appends them. Each set needs about two
+    seconds of processor time on each executor.
     """
-    environment = spark.sparkContext.environment
-    if spark.conf.get(_SETTING, "true") != "true" or _VARIABLE in environment:
-        yield
+    if spark.conf.get(_SETTING, "true") != "true":
         return
-    environment[_VARIABLE] = "1"
-    try:
-        yield
-    finally:
-        environment.pop(_VARIABLE, None)
+    context = spark.sparkContext
+    with _changing:
+        # Replace the dictionary, because another thread may iterate over it.
+        before = context.environment
+        context.environment = {**before, _VARIABLE: "1"}
+        try:
+            # PySpark takes the variables when it makes the RDD of the JVM, for example for the id.
+            tasks.id()
+        finally:
+            context.environment = before
 
 
 def run_tasks(
@@ -120,8 +124,9 @@ def run_tasks(
         def run() -> None:
             try:
                 context.setJobGroup(group, name, interruptOnCancel=True)
-                with _workers_of_queries(spark):
-                    outcome.set_result(spread.map(partial(_worked, work, done)).collect())
+                mapped = spread.map(partial(_worked, work, done))
+                _use_workers_of_queries(spark, mapped)
+                outcome.set_result(mapped.collect())
             except BaseException as error:
                 outcome.set_exception(error)
 

@@ -39,6 +39,9 @@ _DEFAULTS = {
     # With UTC, a timestamp prints as the same text on every machine.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # The default of Spark 4.0 is 256 MiB for each task slot, too much for the direct memory of a
+    # JVM with 1 GiB. Later versions have this default.
+    "spark.sql.execution.arrow.maxBytesPerBatch": "64m",
 }
 
 # Use a Unix socket between worker and JVM: the operating system needs only half as much processor
@@ -331,7 +334,10 @@ with this collector, a query over all columns takes a fifth less processor time.
 """
 _CHOICE = re.compile(r"-XX:[+-]Use\w*GC\b")
 
-_JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+_JAVA_OPTIONS = (
+    *("SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS"),
+    *("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"),
+)
 
 
 @contextmanager

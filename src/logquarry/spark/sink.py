@@ -11,12 +11,14 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, get_args
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
@@ -62,7 +64,7 @@ _JOINED_BYTES: Final = 8 << 20
 
 _ROWS_SETTING: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _SPARKS_ROWS: Final = "10000"
-_SMALL_ROWS: Final = "128"
+_SMALL_ROWS: Final = "64"
 _OURS: Final = (
     *("path", "brokers", "queues", "txnAppId", "txnVersion", "onRejected", "deadLetterPath"),
     "config",
@@ -396,16 +398,16 @@ def _is_batch(context: SparkContext, load: LoadId) -> bool:
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join small batches, because the stager needs most of a millisecond for each batch."""
+    """Join small batches, because the stager needs almost a millisecond for each batch."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
+        if held and (rows + batch.num_rows > _JOINED_ROWS or size + batch.nbytes > _JOINED_BYTES):
+            yield _one(held)
+            rows = size = 0
         held.append(batch)
         rows += batch.num_rows
         size += batch.nbytes
-        if rows >= _JOINED_ROWS or size >= _JOINED_BYTES:
-            yield _one(held)
-            rows = size = 0
     if held:
         yield _one(held)
 
@@ -414,28 +416,43 @@ def _one(held: list[pa.RecordBatch]) -> pa.RecordBatch:
     """Make one batch of some batches; clear the list to free them."""
     found = held[0]
     if len(held) > 1:
-        table = pa.Table.from_batches(held).combine_chunks()
-        found = next(iter(table.to_batches()), found)
+        (found,) = pa.Table.from_batches(held).combine_chunks().to_batches() or (found,)
     held.clear()
     return found
 
 
+_limiting = threading.Lock()
+_limited: WeakKeyDictionary[SparkSession, int] = WeakKeyDictionary()
+"""Number of loads for which a session's batches have few rows."""
+
+
 @contextmanager
 def _few_rows(session: SparkSession) -> Iterator[None]:
-    """Let Spark 3.5 send batches with few rows, unless the user has set the number of rows.
+    """Make Spark 3.5 send batches with few rows, unless the user has set the number of rows.
 
     Spark 4 limits the bytes of each batch, but Spark 3.5 limits only the rows. With its default of
     10,000 rows, bodies of more than 50 KB need more than the direct memory of a JVM with 1 GiB.
     Spark then waits forever, because the thread that has failed does not end its task.
     """
-    if has_sources() or session.conf.get(_ROWS_SETTING) != _SPARKS_ROWS:
+    if has_sources():
         yield
         return
-    session.conf.set(_ROWS_SETTING, _SMALL_ROWS)
+    with _limiting:
+        loads = _limited.get(session, 0)
+        is_ours = loads > 0 or session.conf.get(_ROWS_SETTING) == _SPARKS_ROWS
+        if is_ours:
+            session.conf.set(_ROWS_SETTING, _SMALL_ROWS)
+            _limited[session] = loads + 1
     try:
         yield
     finally:
-        session.conf.set(_ROWS_SETTING, _SPARKS_ROWS)
+        if is_ours:
+            with _limiting:
+                _limited[session] -= 1
+                if not _limited[session]:
+                    # If the JVM has ended, the user must see the first error.
+                    with suppress(Exception):
+                        session.conf.unset(_ROWS_SETTING)
 
 
 def _staged(df: DataFrame, work: _Stage) -> list[Staged]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -36,7 +37,9 @@ def test_keys_choose_as_a_producer_does() -> None:
     batch = pa.record_batch({"topic": ["t"] * 7, "keys": keys})
 
     def placed() -> list[tuple[int, int]]:
-        found, brokers = place_rows(batch, brokers=3, queues=4, turn=10)
+        found, brokers = place_rows(
+            batch, brokers=3, queues=4, turn=10, rows=np.arange(batch.num_rows)
+        )
         return list(zip(brokers.tolist(), found["queue_id"].to_pylist(), strict=True))
 
     fast, plain = both(placed)
@@ -53,7 +56,7 @@ def test_keys_choose_as_a_producer_does() -> None:
 
 def test_a_queue_that_is_named_stays_on_one_broker() -> None:
     batch = pa.record_batch({"topic": ["t", "u"] * 4, "queue_id": [0, 0, 1, 1, 2, 2, 0, 0]})
-    found, brokers = place_rows(batch, brokers=2, queues=1, turn=0)
+    found, brokers = place_rows(batch, brokers=2, queues=1, turn=0, rows=np.arange(8))
     assert found["queue_id"].to_pylist() == [0, 0, 1, 1, 2, 2, 0, 0]
     numbers = brokers.tolist()
     assert numbers[0] == numbers[6] == numbers[4] != numbers[2]
@@ -125,6 +128,23 @@ def test_keys_can_be_lists_of_words(tmp_path: Path) -> None:
         (["a b"], "the column keys takes words without spaces"),
         (["c", None], "each word of the column keys takes text"),
     ]
+
+
+def test_queues_do_not_depend_on_the_sizes_of_batches(tmp_path: Path) -> None:
+    keys: list[list[str] | None] = [None, ["a b"], None, None, ["c d"], None, None]
+    rows = [row(body=b"%d" % number, keys=words) for number, words in enumerate(keys)]
+    batch = pa.RecordBatch.from_pylist(rows)
+    found = []
+    for name, size in (("one", len(rows)), ("two", 3), ("three", 1)):
+        dead = str(tmp_path / f"dead-{name}")
+        plan = planned(tmp_path / name, on_rejected="deadLetter", dead_letters=dead)
+        stager = Stager(plan, LOAD, 0, clock=lambda: 5)
+        for start in range(0, len(rows), size):
+            stager.add(batch.slice(start, size))
+        commit_load(plan, LOAD, [stager.finish()])
+        found.append({m.body: m.queue_id for m in messages(tmp_path / name)})
+    assert len(found[0]) == 5
+    assert found[0] == found[1] == found[2]
 
 
 def test_a_key_that_is_not_utf8_is_refused_alone(tmp_path: Path) -> None:

@@ -8,14 +8,20 @@ import subprocess
 import sys
 import traceback
 from pathlib import Path
+from unittest import mock
 
+import pyspark
+import pyspark.sql
 import pytest
 
 from logquarry.log.codec import SWITCH
 from logquarry.spark import session, worker
 from logquarry.spark.session import launch_environment
 
-NAMES = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+NAMES = (
+    *("SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS"),
+    *("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +88,30 @@ def test_executors_of_a_local_cluster_have_the_options_too(
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     (tmp_path / "spark-defaults.conf").write_text(f"{name} -Da=b\n")
     assert session._executor_options({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("master", "has_options"), [("local-cluster[2,1,1024]", True), ("local[2]", False)]
+)
+def test_a_session_passes_options_to_executors(
+    monkeypatch: pytest.MonkeyPatch, master: str, has_options: bool
+) -> None:
+    given: dict[str, str] = {}
+
+    builder = mock.Mock()
+
+    def config(name: str, value: str) -> mock.Mock:
+        given[name] = value
+        return builder
+
+    builder.config = config
+    monkeypatch.setattr(pyspark.sql, "SparkSession", mock.Mock(builder=builder))
+    monkeypatch.setattr(pyspark.SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr("logquarry.spark.source.register", lambda _: None)
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    session.get_session(master)
+    assert given["spark.master"] == master
+    assert ("spark.executor.defaultJavaOptions" in given) is has_options
 
 
 # ------------------------------------------------------------------------------------- workers

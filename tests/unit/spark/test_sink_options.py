@@ -9,11 +9,13 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.format.java import INT_MAX, LONG_MAX
 from logquarry.spark import sink
 from logquarry.spark.sink import parse_write_options
+from logquarry.store.load.ledger import LoadId
 
 
 def test_names_are_case_insensitive(tmp_path: Path) -> None:
@@ -112,32 +114,70 @@ class FakeConf(dict[str, str]):
     def set(self, name: str, value: str) -> None:
         self[name] = value
 
+    def unset(self, name: str) -> None:
+        self[name] = "10000"
+
+
+class FakeSession:
+    def __init__(self, rows: str) -> None:
+        self.conf = FakeConf({ROWS: rows})
+
 
 def rows_of_a_batch(monkeypatch: pytest.MonkeyPatch, rows: str, *, is_limited: bool) -> str:
-    """Return the setting while a load runs, and check that it is as before afterwards."""
+    """Return the setting while a query stages rows, and check that it is as before afterwards."""
     monkeypatch.setattr(sink, "has_sources", lambda: is_limited)
-    session: Any = mock.Mock(conf=FakeConf({ROWS: rows}))
-    found = ""
-    with suppress(InterruptedError), sink._few_rows(session):
-        found = str(session.conf[ROWS])
+    session = FakeSession(rows)
+    found = []
+
+    def fail() -> None:
+        found.append(str(session.conf[ROWS]))
         raise InterruptedError
+
+    df: Any = mock.Mock(sparkSession=session)
+    df.mapInArrow.return_value.collect = fail
+    with suppress(InterruptedError):
+        sink._staged(df, mock.Mock())
     assert session.conf[ROWS] == rows
-    return found
+    return found[0]
 
 
 def test_spark_3_5_sends_few_rows_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rows_of_a_batch(monkeypatch, "10000", is_limited=False) == "128"
+    assert rows_of_a_batch(monkeypatch, "10000", is_limited=False) == "64"
     assert rows_of_a_batch(monkeypatch, "500", is_limited=False) == "500"
     assert rows_of_a_batch(monkeypatch, "10000", is_limited=True) == "10000"
+
+
+def test_two_loads_at_once_send_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink, "has_sources", lambda: False)
+    session: Any = FakeSession("10000")
+    first, second = sink._few_rows(session), sink._few_rows(session)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert session.conf[ROWS] == "64"
+    second.__exit__(None, None, None)
+    assert session.conf[ROWS] == "10000"
+
+
+def test_a_task_stages_joined_batches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plan = parse_write_options({"path": str(tmp_path / "s")}, is_stream=False).plan
+    stager = mock.Mock()
+    monkeypatch.setattr(sink, "Stager", mock.Mock(return_value=stager))
+    monkeypatch.setattr(TaskContext, "get", mock.Mock())
+    batch = pa.record_batch({"body": [b"b"] * 64, "topic": ["a"] * 64})
+    sink._Stage(plan, LoadId("job", 1)).staged(iter([batch] * 3))
+    ((joined,), _), *others = stager.add.call_args_list
+    assert joined.num_rows == 192
+    assert not others
 
 
 def test_small_batches_are_joined() -> None:
     batch = pa.record_batch({"body": [bytes(10)] * 128, "topic": ["a"] * 128})
     found = list(sink._joined([batch] * 200))
-    assert [part.num_rows for part in found] == [79 * 128, 79 * 128, 42 * 128]
+    assert [part.num_rows for part in found] == [78 * 128, 78 * 128, 44 * 128]
     assert pa.Table.from_batches(found) == pa.Table.from_batches([batch] * 200)
     large = pa.record_batch({"body": [bytes(3 << 20)], "topic": ["a"]})
-    assert [part.num_rows for part in sink._joined([large] * 7)] == [3, 3, 1]
+    assert [part.num_rows for part in sink._joined([large] * 7)] == [2, 2, 2, 1]
     assert list(sink._joined([])) == []
     empty = batch.slice(0, 0)
     assert [part.num_rows for part in sink._joined([empty, batch, empty])] == [128]
