@@ -21,7 +21,7 @@ from typing import Any, Final, NoReturn, TextIO
 
 import click
 
-from logquarry import __version__, compiled
+from logquarry import __version__, compiled, standard_streams
 from logquarry.cli import interrupts, outcome, output
 from logquarry.cli.outcome import ExitCode, exit_code
 from logquarry.errors import LogquarryError
@@ -164,6 +164,7 @@ def main() -> None:
     # Prevent OpenBLAS, NumPy's library for linear algebra, from starting threads. Starting them
     # takes 60 ms, and no command needs them.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    standard_streams.reserve()
     # Python sets stdout or stderr to None if the calling process closed it.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
