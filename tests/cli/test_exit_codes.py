@@ -169,6 +169,53 @@ def test_no_memory_is_no_fault_of_the_program(
     assert note == "error: what the command left behind"
 
 
+def unloaded(reason: str) -> Exception:
+    """The error of NumPy's import if a shared library cannot be loaded."""
+    error = ImportError("Importing the numpy C-extensions failed")
+    error.__cause__ = ImportError(f"libgfortran.so.5: {reason}")
+    return error
+
+
+def test_no_memory_for_a_library_is_no_fault_of_the_program(
+    damaged_store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = unloaded("failed to map segment from shared object")
+    assert exit_code_after(error, damaged_store, monkeypatch) == 4
+    assert "raise its limit (ulimit -v, ulimit -u" in capsys.readouterr().err
+    error = unloaded("invalid ELF header")
+    assert exit_code_after(error, damaged_store, monkeypatch) == 70
+
+
+WITHOUT_MEMORY = """
+import resource, sys
+from logquarry.cli import main, outcome
+
+def fail(*_):
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 20, most))
+    raise SystemError("error return without exception set")
+
+class Destroyed:
+    def __del__(self):
+        import os
+        os.kill(os.getpid(), 11)
+
+at_exit = Destroyed()
+outcome.remember_words = fail
+sys.argv = ["logquarry", "info", "store"]
+main.main()
+"""
+
+
+def test_a_crash_of_a_library_at_the_exit_does_not_replace_the_exit_code() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MEMORY], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 4
+    (line,) = ended.stderr.splitlines()
+    assert "the process could not get more memory" in line
+
+
 AT_IMPORT = """
 import os, runpy, signal, sys
 

@@ -6,13 +6,14 @@ argument. This import adds 0.15 s to each start.
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
@@ -193,6 +194,8 @@ def main() -> None:
                 "memory, or raise its limit (ulimit -v, ulimit -u, or the limits of the container)"
             )
             _show(cause, error)
+            if outcome.lacks_memory():
+                _exit_at_once(ExitCode.REFUSED)
             sys.exit(ExitCode.REFUSED)
         if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
             # `--help` and `--version` of the program print before a command runs.
@@ -203,6 +206,16 @@ def main() -> None:
         traceback.print_exc()
         output.error(f"a fault of logquarry itself: {error!r}. Report it with the lines above")
         sys.exit(ExitCode.FAULT)
+
+
+def _exit_at_once(code: ExitCode) -> NoReturn:
+    # A library that could be loaded only partly, for example libarrow, can crash with SIGSEGV in
+    # its own code at the exit. The exit code would then be 139.
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)
 
 
 class _Checked(io.BufferedWriter):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
@@ -79,7 +80,28 @@ def is_full_disk(error: BaseException) -> bool:
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that the process lacks memory, for example for a new thread."""
     is_thread = isinstance(error, RuntimeError) and str(error) == "can't start new thread"
-    return is_thread or isinstance(error, MemoryError)
+    # Without memory, Python and extension modules also raise other errors, for example a
+    # SystemError.
+    return is_thread or isinstance(error, MemoryError) or _is_unloaded(error) or lacks_memory()
+
+
+def lacks_memory() -> bool:
+    """Return whether the system refuses this process 32 MiB more memory."""
+    try:
+        mmap.mmap(-1, _PROBED_BYTES).close()
+    except (OSError, MemoryError):
+        return True
+    return False
+
+
+def _is_unloaded(error: BaseException | None) -> bool:
+    # The dynamic loader could not map a shared library into memory. NumPy replaces the loader's
+    # error by its own, so search all causes.
+    while error is not None:
+        if isinstance(error, ImportError) and any(words in str(error) for words in _UNLOADED):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def exit_code(error: BaseException) -> ExitCode:
@@ -89,6 +111,9 @@ def exit_code(error: BaseException) -> ExitCode:
     return next((code for kind, code in _OF_ERRORS if isinstance(error, kind)), ExitCode.FAULT)
 
 
+_PROBED_BYTES: Final = 32 << 20
+_UNLOADED: Final = ("failed to map segment", "annot allocate memory", "Out of memory")
+"""Texts of the dynamic loaders of glibc and musl, if the process lacks memory for a library."""
 _WORDS: Final = "logquarry.words"
 _READERS: Final = ("messages", "export")
 """Commands with the option ``--on-damage``."""
