@@ -18,6 +18,7 @@ from logquarry.cli import main as cli_main
 from logquarry.cli import outcome
 from logquarry.cli.outcome import ExitCode, exit_code
 from logquarry.errors import (
+    LIMITS,
     BadRow,
     CorruptFrame,
     MessageNotFound,
@@ -32,6 +33,13 @@ from tests.helpers.operator_faults import full_disk
 from tests.helpers.small_store import opened
 
 
+def caused_by(number: int) -> StoreNotFound:
+    """The error of a store whose files cannot be opened."""
+    error = StoreNotFound("x")
+    error.__cause__ = OSError(number, os.strerror(number))
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -42,6 +50,10 @@ from tests.helpers.small_store import opened
         (OSError(errno.EIO, "x"), ExitCode.UNREADABLE),
         (OSError(errno.ENOSPC, "x"), ExitCode.REFUSED),
         (OSError(errno.EDQUOT, "x"), ExitCode.REFUSED),
+        (OSError(errno.EMFILE, "x"), ExitCode.REFUSED),
+        (caused_by(errno.EMFILE), ExitCode.REFUSED),
+        (caused_by(errno.ENOMEM), ExitCode.REFUSED),
+        (caused_by(errno.EIO), ExitCode.UNREADABLE),
         (StoreUnavailable("x"), ExitCode.REFUSED),
         (ReplicationError("x"), ExitCode.REFUSED),
         (CorruptFrame("p", 0, "x"), ExitCode.FINDINGS),
@@ -117,6 +129,23 @@ def test_a_file_of_another_user(damaged_store: Path) -> None:
         "next: become a user who may read the store's files, then: "
         f"logquarry verify {damaged_store}"
     )
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("words", ["verify STORE", "report STORE --html PAGE"])
+def test_a_limit_of_the_process_is_no_fault_of_the_store(
+    damaged_store: Path, tmp_path: Path, words: str, number: int
+) -> None:
+    names = {"STORE": damaged_store, "PAGE": tmp_path / "page.html"}
+    arguments = [names.get(word, word) for word in words.split()]
+    limit = OSError(number, os.strerror(number))
+    with patch(
+        "os.scandir" if words.startswith("verify") else "tempfile.mkstemp", side_effect=limit
+    ):
+        error = run(*arguments, code=4).stderr
+    assert f"{os.strerror(number)}: {LIMITS[number]}\n" in error
+    command = " ".join(map(str, arguments))
+    assert error.splitlines()[-1] == f"next: do what the error says, then: logquarry {command}"
 
 
 def test_a_full_disk_under_an_export(damaged_store: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ import click
 from logquarry import __version__, compiled, standard_streams
 from logquarry.cli import interrupts, outcome, output
 from logquarry.cli.outcome import ExitCode, exit_code
-from logquarry.errors import LogquarryError
+from logquarry.errors import LIMITS, LogquarryError, reason_of
 from logquarry.systems import raise_file_limit
 
 _MODULES: Final = {
@@ -301,9 +301,12 @@ def _show(cause: str, error: BaseException) -> None:
 
 
 def _message(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}"
-    return str(error)
+    if not isinstance(error, OSError):
+        return str(error)
+    reason = reason_of(error) if error.errno in LIMITS else error.strerror
+    if error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {reason}"
+    return str(reason) if error.errno in LIMITS else str(error)
 
 
 def _close_stdout() -> None:

@@ -77,6 +77,14 @@ def is_full_disk(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in output.FULL
 
 
+def is_at_limit(error: BaseException) -> bool:
+    """Return whether the cause of an error is that the process or the system has no free descriptor
+    or no memory. Such an error shows nothing about the store.
+    """
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in errors.LIMITS
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that the process lacks memory, for example for a new thread."""
     is_thread = isinstance(error, RuntimeError) and str(error) == "can't start new thread"
@@ -106,7 +114,7 @@ def _is_unloaded(error: BaseException | None) -> bool:
 
 def exit_code(error: BaseException) -> ExitCode:
     """Return the exit code of a command that ended with this error."""
-    if is_full_disk(error):
+    if is_full_disk(error) or is_at_limit(error):
         return ExitCode.REFUSED
     return next((code for kind, code in _OF_ERRORS if isinstance(error, kind)), ExitCode.FAULT)
 
@@ -196,6 +204,8 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
     store, config = _store(ctx), ctx.meta.get("logquarry.config")
     if not typed:
         return None
+    if is_at_limit(error):
+        return line(*typed, before="do what the error says")
     if isinstance(error, CorruptFrame) and typed[0] in _READERS and "--on-damage" not in typed:
         return line(*typed, "--on-damage", "skip")
     if isinstance(error, NotShutDownCleanly):
