@@ -233,7 +233,27 @@ def command_line(*words: str, config: str | None = None) -> str:
     `config` is the value of the option ``--config``; None omits the option.
     """
     stated = [] if config is None else ["--config", config]
-    return text.printable(shlex.join(["logquarry", *words, *stated]))
+    return " ".join(map(_quoted, ["logquarry", *words, *stated]))
+
+
+def _quoted(word: str) -> str:
+    # A file name can contain characters that a terminal must not receive, and bytes that are not
+    # UTF-8. Bash and zsh read $'\x1b' as the byte 1b.
+    if word.isprintable():
+        return shlex.quote(word)
+    return f"$'{''.join(map(_escaped, word))}'"
+
+
+def _escaped(character: str) -> str:
+    if character in "\\'":
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    try:
+        found = os.fsencode(character)
+    except UnicodeEncodeError:
+        return text.printable(character)
+    return "".join(f"\\x{byte:02x}" for byte in found)
 
 
 def store_config(path: str | None) -> StoreConfig | None:
