@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final
 
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import StoreNotFound, StoreUnavailable
 
 fcntl: ModuleType | None
 try:
@@ -215,7 +215,8 @@ if hasattr(os, "register_at_fork"):
 def is_locked(path: str | os.PathLike[str]) -> bool:
     """Return whether a process holds RocketMQ's lock on a file, or has marked the file's folder.
 
-    The mark (:class:`FolderMark`) shows an open store even if its lock file was deleted.
+    The mark (:class:`FolderMark`) shows an open store even if its lock file was deleted. Raises
+    StoreNotFound if the user may not read the file.
     """
     with lock_file(path) as is_ours:
         return is_ours or _is_locked_elsewhere(path) or is_marked(os.path.dirname(path))  # noqa: PTH120
@@ -312,6 +313,9 @@ def _is_locked_by(process: Path, name: str, wanted: os.stat_result) -> bool:
 
 
 def _is_locked_elsewhere(path: str | os.PathLike[str]) -> bool:
+    if os.path.exists(path) and not os.access(path, os.R_OK):  # noqa: PTH110
+        denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        raise StoreNotFound(f"{os.fspath(path)}: cannot be read: {denied.strerror}") from denied
     with suppress(OSError), opened(path, READ_ONLY) as descriptor:
         if fcntl is not None:
             return _is_locked_for(descriptor)

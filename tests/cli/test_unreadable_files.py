@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -107,3 +108,17 @@ def test_report_of_the_rest(with_bad_block: Callable[[str], Path], tmp_path: Pat
     shown = run("report", with_bad_block(QUEUE_END), "--html", page)
     assert shown.exit_code == 1
     assert page.is_file()
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "salvage", "recover"])
+def test_an_unreadable_lock_does_not_show_a_closed_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    store = operator_faults.make_store(tmp_path / "store")
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda at, mode: at != store / "lock" and access(at, mode))
+    shown = run(command, store)
+    assert (shown.exit_code, shown.stdout) == (3, "")
+    error = shown.stderr
+    assert f"{store / 'lock'}: cannot be read: Permission denied" in error
+    assert "next: become a user who may read the store's files, then: logquarry" in error
