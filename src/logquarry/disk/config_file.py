@@ -172,7 +172,7 @@ class ConfigFile:
             return True
 
 
-def _is_unopened(error: Exception) -> bool:
+def _is_unopened(error: BaseException | None) -> bool:
     is_limit = isinstance(error, OSError) and error.errno in LIMITS
     return is_limit or isinstance(error, PermissionError)
 
@@ -325,7 +325,7 @@ def consumer_offsets(
     layout: StoreLayout, level: int = logging.WARNING
 ) -> dict[tuple[str, str], dict[int, int]]:
     """Read the consumer offsets: (topic, group) -> queue id -> next queue offset; empty if no file
-    is readable.
+    is readable. Raises StoreNotFound if this process may not open a file.
 
     If the offsets are in RocksDB, raises UsageError if ``rocksdict`` is missing, and CorruptFile if
     the offsets cannot be read. ``level`` is the log level for an invalid file.
@@ -362,6 +362,8 @@ def _read(layout: StoreLayout, table: ConfigTable, level: int) -> Any:
             if (wrong := files.why_no_file(path)) is not None:
                 logger.log(level, "%s: it %s", files.full_path(path), wrong)
         except StoreNotFound as error:
+            if _is_unopened(error.__cause__):
+                raise
             # The text of this error begins with the path.
             logger.log(level, "%s", error)
         except (ValueError, TypeError) as error:
