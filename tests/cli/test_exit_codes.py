@@ -15,7 +15,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.cli import main as cli_main
-from logquarry.cli import outcome
+from logquarry.cli import outcome, output
 from logquarry.cli.outcome import ExitCode, exit_code
 from logquarry.errors import (
     LIMITS,
@@ -27,6 +27,7 @@ from logquarry.errors import (
     StoreNotFound,
     StoreUnavailable,
     UsageError,
+    write_reason,
 )
 from tests.helpers.command import run
 from tests.helpers.operator_faults import full_disk
@@ -378,3 +379,36 @@ def test_a_missing_package(
     assert done.stderr.endswith(f": pip install {step}\n")
     assert done.returncode == 2
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        ("report STORE --html DIR/page.html", "tempfile.mkstemp"),
+        ("report STORE --html DIR/new/page.html", "pathlib.Path.mkdir"),
+        ("export STORE --format jsonl --to DIR/out.jsonl --on-damage skip", "pathlib.Path.replace"),
+        ("compact DIR", "logquarry.spark.output.OutputFolder.names"),
+    ],
+)
+def test_an_output_that_the_user_may_not_write(
+    damaged_store: Path, tmp_path: Path, words: str, call: str, number: int
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    arguments = words.replace("STORE", str(damaged_store)).replace("DIR", str(folder)).split()
+    denied = OSError(number, os.strerror(number))
+    with patch(call, side_effect=denied):
+        error = run(*arguments, code=4).stderr
+    where = arguments[1] if arguments[0] == "compact" else arguments[-1]
+    if "--on-damage" in arguments:
+        where = str(folder / "out.jsonl")
+    assert f"error: {where}: {write_reason(denied)}\n" in error
+    assert f"next: do what the error says, then: logquarry {' '.join(arguments)}\n" in error
+    assert not list(folder.iterdir())
+
+
+def test_a_folder_elsewhere_is_not_taken_for_the_output(tmp_path: Path) -> None:
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/elsewhere")
+    with pytest.raises(PermissionError, match="/elsewhere"), output.writing_to(tmp_path / "page"):
+        raise denied
