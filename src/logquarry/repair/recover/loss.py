@@ -100,7 +100,7 @@ class Loss:
         return f"{count} {verb}, {text.plural(self.bytes, 'byte')}: {self.reason}"
 
     def refusal(self, accept_loss: int | None, mode: str = "safe") -> str | None:
-        """Return the reason why a recovery in this mode is refused, as text; None if it is allowed."""
+        """Return the reason why a recovery is refused, as text; None if it is allowed."""
         if not self.needs_consent or (accept_loss is not None and accept_loss >= self.bytes):
             return None
         typed = "logquarry recover STORE --apply" + " --mode rocketmq" * (mode == "rocketmq")
