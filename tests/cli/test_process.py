@@ -418,6 +418,31 @@ def test_help_onto_a_full_disk(word: str) -> None:
     )
 
 
+def test_a_result_that_cannot_be_printed(small_store: Path, tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("the system has no device that is always full")
+    (small_store / "abort").touch()
+    new = tmp_path / "new"
+    for words in (["recover", small_store, "--apply"], ["salvage", small_store, "--into", new]):
+        with Path("/dev/full").open("wb") as stdout:
+            done = subprocess.run(
+                [*COMMAND, *map(str, words)],
+                stdout=stdout,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        assert (done.returncode, done.stderr.splitlines()[-2:]) == (
+            4,
+            [
+                "error: standard output: No space left on device",
+                "error: the command has done its work, and only its output is missing",
+            ],
+        )
+    assert not (small_store / "abort").exists()
+    assert call("verify", new).returncode == 0
+
+
 def test_a_full_device_is_named(larger_store: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("the system has no device that is always full")

@@ -84,6 +84,9 @@ class _Commands(click.Group):
             except (LogquarryError, OSError) as error:
                 _show(_message(error), error)
                 step = outcome.after_error(error, ctx)
+                if _is_done(ctx, error):
+                    output.error("the command has done its work, and only its output is missing")
+                    step = None
                 if step is not None:
                     output.step(step)
                 try:
@@ -158,6 +161,10 @@ def app(verbose: bool) -> None:
 
 
 STANDARD_OUTPUT: Final = "standard output"
+_PRINTS_LAST: Final = ("recover", "rebuild", "salvage", "convert", "retain")
+"""Commands that print only after they have changed or made a store. With several stores, a command
+prints after each store.
+"""
 
 
 def main() -> None:
@@ -286,6 +293,14 @@ class _Ending:
         if not self._has_begun and not interrupts.has_arrived():
             self._has_begun = True
             raise interrupts.Terminated(ExitCode.HUNG_UP)
+
+
+def _is_done(ctx: click.Context, error: BaseException) -> bool:
+    """Return whether a command has changed or made a store, but could not print its result."""
+    words = outcome.words(ctx)
+    is_output = isinstance(error, OSError) and error.filename == STANDARD_OUTPUT
+    changes = any(word.startswith(("--apply", "--into")) for word in words)
+    return is_output and changes and words[0] in _PRINTS_LAST and outcome.store_of(ctx) is not None
 
 
 def _interrupted(ctx: click.Context, error: BaseException) -> NoReturn:

@@ -201,7 +201,7 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
     from logquarry.log.store_files import BrokenLink
 
     typed = words(ctx)
-    store, config = _store(ctx), ctx.meta.get("logquarry.config")
+    store, config = store_of(ctx), ctx.meta.get("logquarry.config")
     if not typed:
         return None
     if is_at_limit(error):
@@ -358,7 +358,8 @@ def _absolute(word: str) -> str:
         return word
 
 
-def _store(ctx: click.Context) -> str | None:
+def store_of(ctx: click.Context) -> str | None:
+    """Return the command's store; None if the command has several stores, or none."""
     one: str | None = ctx.meta.get("logquarry.store")
     several: tuple[str, ...] = ctx.meta.get("logquarry.stores") or ()
     if one is None and len(several) == 1:
