@@ -87,7 +87,7 @@ def is_at_limit(error: BaseException) -> bool:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that the process lacks memory, for example for a new thread."""
-    is_thread = isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+    is_thread = any(words in str(error) for words in _NO_THREAD)
     # Without memory, Python and extension modules also raise other errors, for example a
     # SystemError.
     return is_thread or isinstance(error, MemoryError) or _is_unloaded(error) or lacks_memory()
@@ -122,6 +122,8 @@ def exit_code(error: BaseException) -> ExitCode:
 _PROBED_BYTES: Final = 32 << 20
 _UNLOADED: Final = ("failed to map segment", "annot allocate memory", "Out of memory")
 """Texts of the dynamic loaders of glibc and musl, if the process lacks memory for a library."""
+_NO_THREAD: Final = ("can't start new thread", "Failed to launch worker thread")
+"""Texts of Python and pyarrow, if the system starts no more threads."""
 _WORDS: Final = "logquarry.words"
 _READERS: Final = ("messages", "export")
 """Commands with the option ``--on-damage``."""

@@ -300,7 +300,11 @@ def read_parquet(file: SourceFile) -> Iterator[Rows]:
             except ValueError as error:
                 raise SourceNotReadable(f"{file.path}: {error}") from error
             yield from _read(file, opened, exact)
+    except MemoryError:
+        raise
     except (pa.ArrowException, OSError) as error:
+        if "Failed to launch worker thread" in str(error):  # The source is not the cause.
+            raise
         raise SourceNotReadable(f"{file.path}: {error}") from error
 
 
