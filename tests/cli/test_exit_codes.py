@@ -8,14 +8,16 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 
 import logquarry as lq
 from logquarry.cli import main as cli_main
 from logquarry.cli import outcome, output
+from logquarry.cli import spark as with_spark
 from logquarry.cli.outcome import ExitCode, exit_code
 from logquarry.errors import (
     LIMITS,
@@ -341,6 +343,7 @@ def test_hdfs_without_hadoop_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
 
 WITHOUT = """
 import sys
+from contextlib import nullcontext
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
@@ -412,3 +415,14 @@ def test_a_folder_elsewhere_is_not_taken_for_the_output(tmp_path: Path) -> None:
     denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/elsewhere")
     with pytest.raises(PermissionError, match="/elsewhere"), output.writing_to(tmp_path / "page"):
         raise denied
+
+
+def test_a_demo_in_a_folder_that_the_user_may_not_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # pyarrow raises an error without a path.
+    denied = PermissionError(errno.EACCES, "Cannot create directory 'out/parquet'")
+    monkeypatch.setattr(with_spark, "session_if_installed", lambda _: nullcontext())
+    monkeypatch.setattr(with_spark, "export", Mock(side_effect=denied))
+    error = run("demo", "--to", tmp_path / "out", code=4).stderr
+    assert f"error: {tmp_path}/out/parquet: Permission denied: use an account" in error
