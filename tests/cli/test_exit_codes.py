@@ -426,3 +426,37 @@ def test_a_demo_in_a_folder_that_the_user_may_not_write(
     monkeypatch.setattr(with_spark, "export", Mock(side_effect=denied))
     error = run("demo", "--to", tmp_path / "out", code=4).stderr
     assert f"error: {tmp_path}/out/parquet: Permission denied: use an account" in error
+
+
+@pytest.mark.parametrize("words", ["salvage STORE --into DIR", "report STORE --html DIR"])
+def test_an_output_in_a_folder_that_the_user_may_not_enter(
+    damaged_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    names = {"STORE": damaged_store, "DIR": tmp_path / "closed" / "out"}
+    arguments = [names.get(word, word) for word in words.split()]
+    before = Path.is_dir
+
+    def refuse(path: Path) -> bool:
+        if path == names["DIR"]:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return before(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "is_dir", refuse)
+        error = run(*arguments, code=4).stderr
+    assert f"error: {names['DIR']}: Permission denied: use an account that may write" in error
+    assert error.splitlines()[-1].startswith("next: do what the error says, then: logquarry")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("info STORE --config FILE", ""),
+        ("serve-master STORE --tls-cert FILE", "--tls-cert: "),
+        ("broker STORE --tls-cert FILE", "--tls-cert: "),
+    ],
+)
+def test_an_option_with_an_unreadable_file(damaged_store: Path, words: str, name: str) -> None:
+    names = {"STORE": damaged_store, "FILE": damaged_store / "absent"}
+    error = run(*(names.get(word, word) for word in words.split()), code=2).stderr
+    assert error == f"error: {name}{names['FILE']}: cannot be read: No such file or directory\n"

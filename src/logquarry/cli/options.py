@@ -17,7 +17,7 @@ import click
 
 from logquarry import text
 from logquarry.cli.output import Output
-from logquarry.errors import UsageError
+from logquarry.errors import UsageError, reason_of
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
@@ -254,6 +254,18 @@ def _escaped(character: str) -> str:
     except UnicodeEncodeError:
         return text.printable(character)
     return "".join(f"\\x{byte:02x}" for byte in found)
+
+
+def require_readable(file: str | None, option: str) -> None:
+    """Raise UsageError, which names the file, if the file of an option cannot be read."""
+    from logquarry import arguments
+
+    path = arguments.optional(arguments.path, file, option, may_be_long=True)
+    try:
+        if path is not None:
+            Path(path).open("rb").close()
+    except OSError as error:
+        raise UsageError(f"{option}: {path}: cannot be read: {reason_of(error)}") from error
 
 
 def store_config(path: str | None) -> StoreConfig | None:

@@ -65,9 +65,10 @@ def check_target(
     if "://" in name:
         raise UsageError(f"{target} is a URL; give the path of a local file")
     path = Path(name)
-    _refuse_folder(target, path)
-    if not _is_special(path):
-        path = path.resolve()
+    with writing_to(target):
+        _refuse_folder(target, path)
+        if not _is_special(path):
+            path = path.resolve()
     for store in map(path_or_url, stores):
         if "://" not in store and lies_in_store(path, store, config):
             raise UsageError(f"{target} lies in the store {store}; give a path outside of it")

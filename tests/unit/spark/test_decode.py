@@ -571,6 +571,6 @@ def test_a_lack_of_memory_fails_no_body(monkeypatch: pytest.MonkeyPatch) -> None
 
     bodies = pa.array([b'{"a": 1}'], pa.binary())
     decoder = json_decoder("a int")
-    monkeypatch.setattr(spark_ddl.pa, "array", refuse)
+    monkeypatch.setattr(pa, "array", refuse)
     with pytest.raises(MemoryError):
         decoder.decode(bodies)

@@ -145,7 +145,7 @@ def test_a_large_loss_needs_consent(
         assert plan.refused is None
     else:
         option = " --mode rocketmq" if mode == "rocketmq" else ""
-        assert plan.loss is not None
+        assert plan.loss is not None and plan.refused is not None
         typed = f"`logquarry recover STORE --apply{option} --accept-loss {plan.loss.bytes}`"
         assert typed in plan.refused
     assert plan.loss is not None and plan.loss.needs_consent
