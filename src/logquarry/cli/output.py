@@ -59,7 +59,7 @@ def check_target(
     pipe or a device is returned unchanged.
     """
     from logquarry import arguments
-    from logquarry.log.location import lies_in_store, path_or_url
+    from logquarry.log.location import lies_in_store, local_folder, path_or_url
 
     name = path_or_url(arguments.path(target, "output file", may_be_long=True))
     if "://" in name:
@@ -68,7 +68,7 @@ def check_target(
     with writing_to(target):
         _refuse_folder(target, path)
         if not _is_special(path):
-            path = path.resolve()
+            path = local_folder(path).resolve()
     for store in map(path_or_url, stores):
         if "://" not in store and lies_in_store(path, store, config):
             raise UsageError(f"{target} lies in the store {store}; give a path outside of it")
