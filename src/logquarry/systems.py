@@ -314,7 +314,7 @@ def _is_locked_by(process: Path, name: str, wanted: os.stat_result) -> bool:
 
 def _is_locked_elsewhere(path: str | os.PathLike[str]) -> bool:
     if os.path.exists(path) and not os.access(path, os.R_OK):  # noqa: PTH110
-        denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        denied = PermissionError(errno.EACCES, "Permission denied")
         raise StoreNotFound(f"{os.fspath(path)}: cannot be read: {denied.strerror}") from denied
     with suppress(OSError), opened(path, READ_ONLY) as descriptor:
         if fcntl is not None:
@@ -356,9 +356,8 @@ def require_writing(place: str | os.PathLike[str]) -> None:
 def cache_folders(environ: Mapping[str, str] | None = None) -> Iterator[Path]:
     """Yield candidate folders for caches (the Java shim, compiled kernels), best first.
 
-    The first folder is LOGQUARRY_CACHE_DIR. If this variable is not set, the first folder is
-    ``logquarry`` in XDG_CACHE_HOME or in ~/.cache. This folder can be missing, read-only or mounted
-    noexec. The last folder is a temporary folder that only this user can write.
+    The first is LOGQUARRY_CACHE_DIR, or else ``logquarry`` in XDG_CACHE_HOME or in ~/.cache. This
+    folder can be missing, read-only or mounted noexec. The last is a temporary folder of this user.
     """
     environ = os.environ if environ is None else environ
     own, xdg = environ.get("LOGQUARRY_CACHE_DIR"), environ.get("XDG_CACHE_HOME")
@@ -367,7 +366,8 @@ def cache_folders(environ: Mapping[str, str] | None = None) -> Iterator[Path]:
     elif xdg and Path(xdg).is_absolute():  # the XDG specification ignores relative paths
         yield Path(xdg) / "logquarry"
     else:
-        home = Path(environ.get("HOME") or "~").expanduser()
+        # Without a home, Path.expanduser raises an error.
+        home = Path(environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111
         if home.is_absolute():
             yield home / ".cache" / "logquarry"
     yield _temporary_folder()

@@ -26,7 +26,7 @@ from logquarry import __version__, compiled, standard_streams
 from logquarry.cli import interrupts, outcome, output
 from logquarry.cli.outcome import ExitCode, exit_code
 from logquarry.errors import LIMITS, LogquarryError, reason_of
-from logquarry.systems import raise_file_limit
+from logquarry.systems import cache_folder, raise_file_limit
 
 _MODULES: Final = {
     "info": "info",
@@ -173,6 +173,7 @@ def main() -> None:
     # takes 60 ms, and no command needs them.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     standard_streams.reserve()
+    _give_home()
     # Python sets stdout or stderr to None if the calling process closed it.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
@@ -213,6 +214,14 @@ def main() -> None:
         traceback.print_exc()
         output.error(f"a fault of logquarry itself: {error!r}. Report it with the lines above")
         sys.exit(ExitCode.FAULT)
+
+
+def _give_home() -> None:
+    # A container can run with a user id that has no account and so no home. Altair and other
+    # packages cannot be imported without a home.
+    if os.path.expanduser("~") == "~":  # noqa: PTH111
+        with suppress(OSError):
+            os.environ["HOME"] = str(cache_folder())
 
 
 def _exit_at_once(code: ExitCode) -> NoReturn:

@@ -107,7 +107,25 @@ def _spark_trouble() -> Iterator[None]:
         if (found := _OS_ERROR.match(cause)) and (number := int(found[1])) in FULL + UNWRITABLE:
             # This error gives the command the right exit code (output.writing_to).
             raise OSError(number, os.strerror(number)) from error
+        if hint := _missing_account():
+            cause = f"{cause.rstrip('.')}. {hint}"
         raise SparkTrouble(f"Spark failed: {cause}") from error
+
+
+def _missing_account() -> str:
+    """Return a sentence if this user id has no account, as in some containers; else no text."""
+    try:
+        import pwd
+
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return (
+            f"The user id {os.getuid()} has no entry in /etc/passwd, which Spark's Java process "
+            "needs: add an entry, or run the command as another user"
+        )
+    except ImportError:
+        pass
+    return ""
 
 
 def _was_raised_in_py4j(error: BaseException) -> bool:
