@@ -163,7 +163,7 @@ def test_a_full_disk_under_an_export(damaged_store: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def exit_code_after(error: Exception, store: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+def exit_code_after(error: BaseException, store: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     """The exit code of `info STORE` if the command raises an error."""
 
     def fail(*_: object) -> None:
@@ -185,6 +185,11 @@ def test_a_fault_of_the_program_is_no_finding(
     assert exit_code_after(ZeroDivisionError("a bug"), damaged_store, monkeypatch) == 70
     assert "Traceback" in (errors := capsys.readouterr().err)
     assert "a fault of logquarry itself: ZeroDivisionError('a bug')" in errors.splitlines()[-1]
+
+    class PanicException(BaseException):
+        """As an extension module in Rust raises it."""
+
+    assert exit_code_after(PanicException("left == right"), damaged_store, monkeypatch) == 70
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])

@@ -195,7 +195,10 @@ def main() -> None:
         name = "SIGHUP" if ended.code == ExitCode.HUNG_UP else "SIGTERM"
         _show(f"ended by {name}", ended)
         raise
-    except Exception as error:
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        # A panic of an extension module in Rust, for example vl_convert, is no Exception.
         if outcome.is_out_of_memory(error):
             cause = (
                 "the process could not get more memory, or could not start another thread: free "
