@@ -385,11 +385,15 @@ def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
 def require_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
     """Write the settings of a store to its settings file, unless the file already has these
     settings. All file sizes in ``config`` must be known.
+
+    Raises StoreUnavailable if this process may not open the file: the file may have settings that
+    ``config`` lacks.
     """
     path, data = root / SETTINGS, earlier_writers.encode(config)
     try:
         if read_file(path) == data:
             return
-    except OSError:
-        pass
+    except OSError as error:
+        if _is_unopened(error):
+            raise StoreUnavailable(f"{path}: cannot be read: {reason_of(error)}") from error
     disk.replace(path, data)

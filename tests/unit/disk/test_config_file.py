@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from logquarry.disk.config_file import (
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreNotFound, StoreUnavailable
 from logquarry.format import broker_json
-from logquarry.log.store_files import CONFIG, quarantine
+from logquarry.log.store_files import CONFIG, SETTINGS, quarantine
 from logquarry.systems import read_file
 from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk, StoppedDisk
 from tests.helpers.operator_faults import make_store
@@ -90,6 +91,31 @@ def test_a_file_that_this_process_may_not_open_stays(
     assert {file: file.read_bytes() for file in before} == before
     with lq.MessageStore.open(root, mode="rw") as writer, writer.consumer("g", "orders"):
         assert writer.consumer_offsets.of("orders", "g")[0] == 3
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE])
+def test_settings_that_this_process_may_not_open_stay(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+) -> None:
+    root = make_store(tmp_path / "store")
+    path = root / SETTINGS
+    before = path.read_bytes()
+    opened = os.open
+
+    def refuse(at: Any, *more: Any, **options: Any) -> int:
+        if str(at) == str(path):
+            raise OSError(number, os.strerror(number), at)
+        return opened(at, *more, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        with lq.MessageStore.open(root, mode="rw") as writer:
+            writer.put(lq.Message("orders", b"more"))
+    assert path.read_bytes() == before
+    assert f"the settings of the store are not recorded: {path}: cannot be read" in caplog.text
 
 
 def test_two_unreadable_files_are_told_of_and_kept(tmp_path: Path) -> None:
