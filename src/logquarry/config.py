@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from logquarry import arguments
-from logquarry.errors import UsageError
+from logquarry.errors import UsageError, reason_of
 from logquarry.format import properties as props
 from logquarry.layout_config import LayoutConfig
 
@@ -375,7 +375,8 @@ class StoreConfig(LayoutConfig):
         try:
             text = Path(path).read_text("utf-8")
         except (OSError, UnicodeError) as error:
-            raise UsageError(f"{path}: cannot be read: {error}") from error
+            reason = reason_of(error) if isinstance(error, OSError) else error
+            raise UsageError(f"{path}: cannot be read: {reason}") from error
         if text.startswith("\ufeff"):
             # RocketMQ reads the byte order mark as a part of the first setting's name, and so
             # ignores this setting.

@@ -56,7 +56,8 @@ _OF_WRITES: Final = _OF_READS | {
     "read-only",
     errno.EIO: "check the disk. The system's log (dmesg) can show the fault",
     errno.EACCES: "use an account that may write there",
-    errno.EPERM: "use an account that may write there",
+    errno.EPERM: "use an account that may write there. If lsattr shows the attribute i or a, "
+    "remove it with chattr",
 }
 
 

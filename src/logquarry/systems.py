@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final
 
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import StoreNotFound, StoreUnavailable
 
 fcntl: ModuleType | None
 try:
@@ -215,7 +215,8 @@ if hasattr(os, "register_at_fork"):
 def is_locked(path: str | os.PathLike[str]) -> bool:
     """Return whether a process holds RocketMQ's lock on a file, or has marked the file's folder.
 
-    The mark (:class:`FolderMark`) shows an open store even if its lock file was deleted.
+    The mark (:class:`FolderMark`) shows an open store even if its lock file was deleted. Raises
+    StoreNotFound if the user may not read the file.
     """
     with lock_file(path) as is_ours:
         return is_ours or _is_locked_elsewhere(path) or is_marked(os.path.dirname(path))  # noqa: PTH120
@@ -312,6 +313,9 @@ def _is_locked_by(process: Path, name: str, wanted: os.stat_result) -> bool:
 
 
 def _is_locked_elsewhere(path: str | os.PathLike[str]) -> bool:
+    if os.path.exists(path) and not os.access(path, os.R_OK):  # noqa: PTH110
+        denied = PermissionError(errno.EACCES, "Permission denied")
+        raise StoreNotFound(f"{os.fspath(path)}: cannot be read: {denied.strerror}") from denied
     with suppress(OSError), opened(path, READ_ONLY) as descriptor:
         if fcntl is not None:
             return _is_locked_for(descriptor)
@@ -352,9 +356,8 @@ def require_writing(place: str | os.PathLike[str]) -> None:
 def cache_folders(environ: Mapping[str, str] | None = None) -> Iterator[Path]:
     """Yield candidate folders for caches (the Java shim, compiled kernels), best first.
 
-    The first folder is LOGQUARRY_CACHE_DIR. If this variable is not set, the first folder is
-    ``logquarry`` in XDG_CACHE_HOME or in ~/.cache. This folder can be missing, read-only or mounted
-    noexec. The last folder is a temporary folder that only this user can write.
+    The first is LOGQUARRY_CACHE_DIR, or else ``logquarry`` in XDG_CACHE_HOME or in ~/.cache. This
+    folder can be missing, read-only or mounted noexec. The last is a temporary folder of this user.
     """
     environ = os.environ if environ is None else environ
     own, xdg = environ.get("LOGQUARRY_CACHE_DIR"), environ.get("XDG_CACHE_HOME")
@@ -363,7 +366,8 @@ def cache_folders(environ: Mapping[str, str] | None = None) -> Iterator[Path]:
     elif xdg and Path(xdg).is_absolute():  # the XDG specification ignores relative paths
         yield Path(xdg) / "logquarry"
     else:
-        home = Path(environ.get("HOME") or "~").expanduser()
+        # Without a home, Path.expanduser raises an error.
+        home = Path(environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111
         if home.is_absolute():
             yield home / ".cache" / "logquarry"
     yield _temporary_folder()

@@ -8,16 +8,19 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 
 import logquarry as lq
 from logquarry.cli import main as cli_main
-from logquarry.cli import outcome
+from logquarry.cli import outcome, output
+from logquarry.cli import spark as with_spark
 from logquarry.cli.outcome import ExitCode, exit_code
 from logquarry.errors import (
+    LIMITS,
     BadRow,
     CorruptFrame,
     MessageNotFound,
@@ -26,10 +29,18 @@ from logquarry.errors import (
     StoreNotFound,
     StoreUnavailable,
     UsageError,
+    write_reason,
 )
 from tests.helpers.command import run
 from tests.helpers.operator_faults import full_disk
 from tests.helpers.small_store import opened
+
+
+def caused_by(number: int) -> StoreNotFound:
+    """The error of a store whose files cannot be opened."""
+    error = StoreNotFound("x")
+    error.__cause__ = OSError(number, os.strerror(number))
+    return error
 
 
 @pytest.mark.parametrize(
@@ -42,6 +53,10 @@ from tests.helpers.small_store import opened
         (OSError(errno.EIO, "x"), ExitCode.UNREADABLE),
         (OSError(errno.ENOSPC, "x"), ExitCode.REFUSED),
         (OSError(errno.EDQUOT, "x"), ExitCode.REFUSED),
+        (OSError(errno.EMFILE, "x"), ExitCode.REFUSED),
+        (caused_by(errno.EMFILE), ExitCode.REFUSED),
+        (caused_by(errno.ENOMEM), ExitCode.REFUSED),
+        (caused_by(errno.EIO), ExitCode.UNREADABLE),
         (StoreUnavailable("x"), ExitCode.REFUSED),
         (ReplicationError("x"), ExitCode.REFUSED),
         (CorruptFrame("p", 0, "x"), ExitCode.FINDINGS),
@@ -119,6 +134,23 @@ def test_a_file_of_another_user(damaged_store: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("words", ["verify STORE", "report STORE --html PAGE"])
+def test_a_limit_of_the_process_is_no_fault_of_the_store(
+    damaged_store: Path, tmp_path: Path, words: str, number: int
+) -> None:
+    names = {"STORE": damaged_store, "PAGE": tmp_path / "page.html"}
+    arguments = [names.get(word, word) for word in words.split()]
+    limit = OSError(number, os.strerror(number))
+    with patch(
+        "os.scandir" if words.startswith("verify") else "tempfile.mkstemp", side_effect=limit
+    ):
+        error = run(*arguments, code=4).stderr
+    assert f"{os.strerror(number)}: {LIMITS[number]}\n" in error
+    command = " ".join(map(str, arguments))
+    assert error.splitlines()[-1] == f"next: do what the error says, then: logquarry {command}"
+
+
 def test_a_full_disk_under_an_export(damaged_store: Path, tmp_path: Path) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with patch("os.fsync", side_effect=full):
@@ -131,7 +163,7 @@ def test_a_full_disk_under_an_export(damaged_store: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def exit_code_after(error: Exception, store: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+def exit_code_after(error: BaseException, store: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     """The exit code of `info STORE` if the command raises an error."""
 
     def fail(*_: object) -> None:
@@ -154,6 +186,11 @@ def test_a_fault_of_the_program_is_no_finding(
     assert "Traceback" in (errors := capsys.readouterr().err)
     assert "a fault of logquarry itself: ZeroDivisionError('a bug')" in errors.splitlines()[-1]
 
+    class PanicException(BaseException):
+        """As an extension module in Rust raises it."""
+
+    assert exit_code_after(PanicException("left == right"), damaged_store, monkeypatch) == 70
+
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
 def test_no_memory_is_no_fault_of_the_program(
@@ -167,6 +204,53 @@ def test_no_memory_is_no_fault_of_the_program(
     cause, note = capsys.readouterr().err.splitlines()
     assert "raise its limit (ulimit -v, ulimit -u" in cause
     assert note == "error: what the command left behind"
+
+
+def unloaded(reason: str) -> Exception:
+    """The error of NumPy's import if a shared library cannot be loaded."""
+    error = ImportError("Importing the numpy C-extensions failed")
+    error.__cause__ = ImportError(f"libgfortran.so.5: {reason}")
+    return error
+
+
+def test_no_memory_for_a_library_is_no_fault_of_the_program(
+    damaged_store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = unloaded("failed to map segment from shared object")
+    assert exit_code_after(error, damaged_store, monkeypatch) == 4
+    assert "raise its limit (ulimit -v, ulimit -u" in capsys.readouterr().err
+    error = unloaded("invalid ELF header")
+    assert exit_code_after(error, damaged_store, monkeypatch) == 70
+
+
+WITHOUT_MEMORY = """
+import resource, sys
+from logquarry.cli import main, outcome
+
+def fail(*_):
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 20, most))
+    raise SystemError("error return without exception set")
+
+class Destroyed:
+    def __del__(self):
+        import os
+        os.kill(os.getpid(), 11)
+
+at_exit = Destroyed()
+outcome.remember_words = fail
+sys.argv = ["logquarry", "info", "store"]
+main.main()
+"""
+
+
+def test_a_crash_of_a_library_at_the_exit_does_not_replace_the_exit_code() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MEMORY], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 4
+    (line,) = ended.stderr.splitlines()
+    assert "the process could not get more memory" in line
 
 
 AT_IMPORT = """
@@ -266,6 +350,7 @@ def test_hdfs_without_hadoop_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
 
 WITHOUT = """
 import sys
+from contextlib import nullcontext
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
@@ -304,3 +389,81 @@ def test_a_missing_package(
     assert done.stderr.endswith(f": pip install {step}\n")
     assert done.returncode == 2
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        ("report STORE --html DIR/page.html", "tempfile.mkstemp"),
+        ("report STORE --html DIR/new/page.html", "pathlib.Path.mkdir"),
+        ("export STORE --format jsonl --to DIR/out.jsonl --on-damage skip", "pathlib.Path.replace"),
+        ("compact DIR", "logquarry.spark.output.OutputFolder.names"),
+    ],
+)
+def test_an_output_that_the_user_may_not_write(
+    damaged_store: Path, tmp_path: Path, words: str, call: str, number: int
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    arguments = words.replace("STORE", str(damaged_store)).replace("DIR", str(folder)).split()
+    denied = OSError(number, os.strerror(number))
+    with patch(call, side_effect=denied):
+        error = run(*arguments, code=4).stderr
+    where = arguments[1] if arguments[0] == "compact" else arguments[-1]
+    if "--on-damage" in arguments:
+        where = str(folder / "out.jsonl")
+    assert f"error: {where}: {write_reason(denied)}\n" in error
+    assert f"next: do what the error says, then: logquarry {' '.join(arguments)}\n" in error
+    assert not list(folder.iterdir())
+
+
+def test_a_folder_elsewhere_is_not_taken_for_the_output(tmp_path: Path) -> None:
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/elsewhere")
+    with pytest.raises(PermissionError, match="/elsewhere"), output.writing_to(tmp_path / "page"):
+        raise denied
+
+
+def test_a_demo_in_a_folder_that_the_user_may_not_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # pyarrow raises an error without a path.
+    denied = PermissionError(errno.EACCES, "Cannot create directory 'out/parquet'")
+    monkeypatch.setattr(with_spark, "session_if_installed", lambda _: nullcontext())
+    monkeypatch.setattr(with_spark, "export", Mock(side_effect=denied))
+    error = run("demo", "--to", tmp_path / "out", code=4).stderr
+    assert f"error: {tmp_path}/out/parquet: Permission denied: use an account" in error
+
+
+@pytest.mark.parametrize("words", ["salvage STORE --into DIR", "report STORE --html DIR"])
+def test_an_output_in_a_folder_that_the_user_may_not_enter(
+    damaged_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    names = {"STORE": damaged_store, "DIR": tmp_path / "closed" / "out"}
+    arguments = [names.get(word, word) for word in words.split()]
+    before = Path.is_dir
+
+    def refuse(path: Path) -> bool:
+        if path == names["DIR"]:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return before(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "is_dir", refuse)
+        error = run(*arguments, code=4).stderr
+    assert f"error: {names['DIR']}: Permission denied: use an account that may write" in error
+    assert error.splitlines()[-1].startswith("next: do what the error says, then: logquarry")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("info STORE --config FILE", ""),
+        ("serve-master STORE --tls-cert FILE", "--tls-cert: "),
+        ("broker STORE --tls-cert FILE", "--tls-cert: "),
+    ],
+)
+def test_an_option_with_an_unreadable_file(damaged_store: Path, words: str, name: str) -> None:
+    names = {"STORE": damaged_store, "FILE": damaged_store / "absent"}
+    error = run(*(names.get(word, word) for word in words.split()), code=2).stderr
+    assert error == f"error: {name}{names['FILE']}: cannot be read: No such file or directory\n"

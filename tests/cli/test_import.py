@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import logquarry as lq
+from logquarry.cli.outcome import is_out_of_memory
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable
 from logquarry.format import sys_flag
@@ -551,3 +552,25 @@ def test_no_empty_store_stays(
     run("import", bad, new, code=1)
     with lq.MessageStore.open(new) as store:
         assert len(list(store.scan())) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pa.ArrowMemoryError("realloc of size 256 failed"),
+        pa.ArrowException("Unknown error: Failed to launch worker thread: Resource ..."),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_lack_of_memory_is_no_unreadable_source(
+    tmp_path: Path, golden: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    source = export_parquet(golden / "single" / "store", tmp_path / "parquet")
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(pq, "ParquetFile", refuse)
+    with pytest.raises(type(error)) as raised:
+        run("import", source, tmp_path / "store")
+    assert is_out_of_memory(raised.value)

@@ -226,3 +226,13 @@ def test_a_folder_in_place_of_an_index_file_ends_with_a_next_step(root: Path) ->
     path.rmdir()
     assert run("rebuild", root, "--in-place", "--index", "--apply").exit_code == 0
     assert "next:" not in run("verify", root).stdout
+
+
+def test_a_stray_folder_is_named_once(root: Path) -> None:
+    """The root of each ext4 file system has a folder lost+found."""
+    for part in ("commitlog", "index"):
+        (root / part / "lost+found").mkdir()
+    assert sorted(run("recover", root).stderr.splitlines()) == [
+        f"warning: {root}/{part}/lost+found: not a store file, ignored"
+        for part in ("commitlog", "index")
+    ]

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from logquarry.cli import main as cli_main
+from logquarry.cli import spark as with_spark
 from logquarry.cli.main import app
 from logquarry.testing.builder import fill
 from tests.helpers.command import run
@@ -418,9 +420,58 @@ def test_help_onto_a_full_disk(word: str) -> None:
     )
 
 
+def test_a_result_that_cannot_be_printed(small_store: Path, tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("the system has no device that is always full")
+    (small_store / "abort").touch()
+    new = tmp_path / "new"
+    for words in (["recover", small_store, "--apply"], ["salvage", small_store, "--into", new]):
+        with Path("/dev/full").open("wb") as stdout:
+            done = subprocess.run(
+                [*COMMAND, *map(str, words)],
+                stdout=stdout,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        assert (done.returncode, done.stderr.splitlines()[-2:]) == (
+            4,
+            [
+                "error: standard output: No space left on device",
+                "error: the command has done its work, and only its output is missing",
+            ],
+        )
+    assert not (small_store / "abort").exists()
+    assert call("verify", new).returncode == 0
+
+
 def test_a_full_device_is_named(larger_store: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("the system has no device that is always full")
     done = call("report", larger_store, "--html", "/dev/full")
     assert done.returncode == 4
     assert "error: /dev/full: No space left on device" in done.stderr
+
+
+def test_a_user_without_an_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A container can run with a user id that is not in /etc/passwd."""
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("HOME", "XDG_CACHE_HOME", "LOGQUARRY_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    cli_main._give_home()
+    assert Path(os.environ["HOME"]).parent == tmp_path
+    assert Path(os.environ["HOME"]).stat().st_mode & 0o077 == 0
+
+
+def test_spark_needs_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failed(Exception):
+        __module__ = "pyspark.errors"
+
+    def missing(_: int) -> None:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr("pwd.getpwuid", missing)
+    match = r"The user id [0-9]+ has no entry in /etc/passwd"
+    with pytest.raises(with_spark.SparkTrouble, match=match), with_spark._spark_trouble():
+        raise Failed("[JAVA_GATEWAY_EXITED]")

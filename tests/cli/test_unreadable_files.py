@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,3 +110,43 @@ def test_report_of_the_rest(with_bad_block: Callable[[str], Path], tmp_path: Pat
     shown = run("report", with_bad_block(QUEUE_END), "--html", page)
     assert shown.exit_code == 1
     assert page.is_file()
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "salvage", "recover"])
+def test_an_unreadable_lock_does_not_show_a_closed_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    store = operator_faults.make_store(tmp_path / "store")
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda at, mode: at != store / "lock" and access(at, mode))
+    shown = run(command, store)
+    assert (shown.exit_code, shown.stdout) == (3, "")
+    error = shown.stderr
+    assert f"{store / 'lock'}: cannot be read: Permission denied" in error
+    assert "next: become a user who may read the store's files, then: logquarry" in error
+
+
+@pytest.mark.parametrize(
+    "command", ["stats", "stats --prometheus", "retain --older-than 1h --apply"]
+)
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE])
+def test_offsets_that_this_process_may_not_open_are_no_missing_offsets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, number: int
+) -> None:
+    store = operator_faults.make_store(tmp_path / "store")
+    path = store / "config/consumerOffset.json"
+    path.write_text('{"offsetTable": {"orders@g": {"0": 3}}}')
+    before = os.open
+
+    def refuse(at: Any, *more: Any, **options: Any) -> int:
+        if at == str(path):
+            raise OSError(number, os.strerror(number), at)
+        return before(at, *more, **options)
+
+    word, *options = command.split()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        shown = run(word, store, *options)
+    assert (shown.exit_code, shown.stdout) == (3 if number == errno.EACCES else 4, "")
+    assert f"{path}: cannot be read: {os.strerror(number)}" in shown.stderr
+    assert "next: " in shown.stderr

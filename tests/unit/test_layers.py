@@ -22,7 +22,7 @@ from tests.helpers.source_code import statements
 ROOT = Path(logquarry.__file__).parent
 
 LAYERS = (
-    "errors compiled text arguments systems paths",
+    "errors compiled text arguments systems paths standard_streams",
     "format",
     "protocol",
     "layout_config config message_call stored_message message",

@@ -158,6 +158,14 @@ def test_temporary_folder_where_the_cache_cannot_be(tmp_path: Path, temporary: P
     assert cache_folder(environ) == folder
 
 
+def test_a_user_without_a_home_gets_the_temporary_folder(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container can run with a user id that is not in /etc/passwd."""
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert cache_folder({}).parent == temporary
+
+
 def test_a_temporary_folder_that_cannot_be_written(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -339,7 +339,7 @@ def demo(target: Path, out: Output) -> None:
     with tempfile.TemporaryDirectory(prefix="logquarry-demo-") as folder:
         store = _unpack(Path(folder))
         out.note("Unpacked the store of a RocketMQ 4.9.3 broker.")
-        with with_spark.session_if_installed(None) as session:
+        with output.writing_to(parquet), with_spark.session_if_installed(None) as session:
             through = "" if session is None else " through Spark"
             out.note(f"Exporting the store{through} to Parquet ...")
             done = with_spark.export(out, session, [str(store)], str(parquet))
@@ -389,11 +389,12 @@ def _report(out: Output, store: Path, page: Path) -> VerifyReport:
                     "to Parquet."
                 ],
             )
-        with output.staged(page) as file:
-            file.write(html.encode())
     except LogquarryError as error:
         page.unlink(missing_ok=True)
         out.warn(f"no report was written: {error}")
+    else:
+        with output.staged(page) as file:
+            file.write(html.encode())
     return verify_store(StoreLayout.open(store))
 
 

@@ -14,7 +14,7 @@ import click
 from logquarry import text
 from logquarry.cli import messages, options, output
 from logquarry.cli import spark as with_spark
-from logquarry.cli.output import Output, encoded, full_disk_of
+from logquarry.cli.output import Output, encoded, writing_to
 from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
             f"{text.plural(done.commits, 'commit')} so far"
         )
 
-    with full_disk_of(where), with_spark.session(master) as session:
+    with writing_to(where), with_spark.session(master) as session:
         if follow:
             done = export.run(session, on_commit=note_commit)
         else:
@@ -286,7 +286,7 @@ def export(
     check_partition_columns(folders, read.names)
     paths = [layout.root for layout in open_stores(replace(read, paths=stores)).values()]
     check_apart(OutputFolder(target).location, paths, read.config)
-    with full_disk_of(target), with_spark.session_if_installed(spark_master) as session:
+    with writing_to(target), with_spark.session_if_installed(spark_master) as session:
         done = with_spark.export(out, session, paths, target, read, folders)
     messages.report_damage(out, done.summary.damage, read.on_damage)
 
@@ -389,7 +389,8 @@ def compact(
 
     size = options.parsed("--target-size", target_size, text.byte_count)
     session = nullcontext() if spark_master is None else with_spark.session(spark_master)
-    with session as spark, out.progress("merging", in_bytes=True) as progress:
+    progress_bar = out.progress("merging", in_bytes=True)
+    with writing_to(dest), session as spark, progress_bar as progress:
         done = merge(
             dest,
             target_size=size,

@@ -6,13 +6,14 @@ argument. This import adds 0.15 s to each start.
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
@@ -21,11 +22,11 @@ from typing import Any, Final, NoReturn, TextIO
 
 import click
 
-from logquarry import __version__, compiled
+from logquarry import __version__, compiled, standard_streams
 from logquarry.cli import interrupts, outcome, output
 from logquarry.cli.outcome import ExitCode, exit_code
-from logquarry.errors import LogquarryError
-from logquarry.systems import raise_file_limit
+from logquarry.errors import LIMITS, LogquarryError, reason_of
+from logquarry.systems import cache_folder, raise_file_limit
 
 _MODULES: Final = {
     "info": "info",
@@ -83,6 +84,9 @@ class _Commands(click.Group):
             except (LogquarryError, OSError) as error:
                 _show(_message(error), error)
                 step = outcome.after_error(error, ctx)
+                if _is_done(ctx, error):
+                    output.error("the command has done its work, and only its output is missing")
+                    step = None
                 if step is not None:
                     output.step(step)
                 try:
@@ -157,6 +161,10 @@ def app(verbose: bool) -> None:
 
 
 STANDARD_OUTPUT: Final = "standard output"
+_PRINTS_LAST: Final = ("recover", "rebuild", "salvage", "convert", "retain")
+"""Commands that print only after they have changed or made a store. With several stores, a command
+prints after each store.
+"""
 
 
 def main() -> None:
@@ -164,6 +172,8 @@ def main() -> None:
     # Prevent OpenBLAS, NumPy's library for linear algebra, from starting threads. Starting them
     # takes 60 ms, and no command needs them.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    standard_streams.reserve()
+    _give_home()
     # Python sets stdout or stderr to None if the calling process closed it.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
@@ -185,13 +195,18 @@ def main() -> None:
         name = "SIGHUP" if ended.code == ExitCode.HUNG_UP else "SIGTERM"
         _show(f"ended by {name}", ended)
         raise
-    except Exception as error:
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        # A panic of an extension module in Rust, for example vl_convert, is no Exception.
         if outcome.is_out_of_memory(error):
             cause = (
                 "the process could not get more memory, or could not start another thread: free "
                 "memory, or raise its limit (ulimit -v, ulimit -u, or the limits of the container)"
             )
             _show(cause, error)
+            if outcome.lacks_memory():
+                _exit_at_once(ExitCode.REFUSED)
             sys.exit(ExitCode.REFUSED)
         if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
             # `--help` and `--version` of the program print before a command runs.
@@ -202,6 +217,24 @@ def main() -> None:
         traceback.print_exc()
         output.error(f"a fault of logquarry itself: {error!r}. Report it with the lines above")
         sys.exit(ExitCode.FAULT)
+
+
+def _give_home() -> None:
+    # A container can run with a user id that has no account and so no home. Altair and other
+    # packages cannot be imported without a home.
+    if os.path.expanduser("~") == "~":  # noqa: PTH111
+        with suppress(OSError):
+            os.environ["HOME"] = str(cache_folder())
+
+
+def _exit_at_once(code: ExitCode) -> NoReturn:
+    # A library that could be loaded only partly, for example libarrow, can crash with SIGSEGV in
+    # its own code at the exit. The exit code would then be 139.
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)
 
 
 class _Checked(io.BufferedWriter):
@@ -274,6 +307,14 @@ class _Ending:
             raise interrupts.Terminated(ExitCode.HUNG_UP)
 
 
+def _is_done(ctx: click.Context, error: BaseException) -> bool:
+    """Return whether a command has changed or made a store, but could not print its result."""
+    words = outcome.words(ctx)
+    is_output = isinstance(error, OSError) and error.filename == STANDARD_OUTPUT
+    changes = any(word.startswith(("--apply", "--into")) for word in words)
+    return is_output and changes and words[0] in _PRINTS_LAST and outcome.store_of(ctx) is not None
+
+
 def _interrupted(ctx: click.Context, error: BaseException) -> NoReturn:
     _show("interrupted", error)
     ctx.exit(ExitCode.INTERRUPTED)
@@ -287,9 +328,12 @@ def _show(cause: str, error: BaseException) -> None:
 
 
 def _message(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}"
-    return str(error)
+    if not isinstance(error, OSError):
+        return str(error)
+    reason = reason_of(error) if error.errno in LIMITS else error.strerror
+    if error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {reason}"
+    return str(reason) if error.errno in LIMITS else str(error)
 
 
 def _close_stdout() -> None:

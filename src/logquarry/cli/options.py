@@ -17,7 +17,7 @@ import click
 
 from logquarry import text
 from logquarry.cli.output import Output
-from logquarry.errors import UsageError
+from logquarry.errors import UsageError, reason_of
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
@@ -233,7 +233,39 @@ def command_line(*words: str, config: str | None = None) -> str:
     `config` is the value of the option ``--config``; None omits the option.
     """
     stated = [] if config is None else ["--config", config]
-    return text.printable(shlex.join(["logquarry", *words, *stated]))
+    return " ".join(map(_quoted, ["logquarry", *words, *stated]))
+
+
+def _quoted(word: str) -> str:
+    # A file name can contain characters that a terminal must not receive, and bytes that are not
+    # UTF-8. Bash and zsh read $'\x1b' as the byte 1b.
+    if word.isprintable():
+        return shlex.quote(word)
+    return f"$'{''.join(map(_escaped, word))}'"
+
+
+def _escaped(character: str) -> str:
+    if character in "\\'":
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    try:
+        found = os.fsencode(character)
+    except UnicodeEncodeError:
+        return text.printable(character)
+    return "".join(f"\\x{byte:02x}" for byte in found)
+
+
+def require_readable(file: str | None, option: str) -> None:
+    """Raise UsageError, which names the file, if the file of an option cannot be read."""
+    from logquarry import arguments
+
+    path = arguments.optional(arguments.path, file, option, may_be_long=True)
+    try:
+        if path is not None:
+            Path(path).open("rb").close()
+    except OSError as error:
+        raise UsageError(f"{option}: {path}: cannot be read: {reason_of(error)}") from error
 
 
 def store_config(path: str | None) -> StoreConfig | None:

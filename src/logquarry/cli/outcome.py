@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
@@ -76,19 +77,53 @@ def is_full_disk(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in output.FULL
 
 
+def is_at_limit(error: BaseException) -> bool:
+    """Return whether the cause of an error is that the process or the system has no free descriptor
+    or no memory. Such an error shows nothing about the store.
+    """
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in errors.LIMITS
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that the process lacks memory, for example for a new thread."""
-    is_thread = isinstance(error, RuntimeError) and str(error) == "can't start new thread"
-    return is_thread or isinstance(error, MemoryError)
+    is_thread = any(words in str(error) for words in _NO_THREAD)
+    # Without memory, Python and extension modules also raise other errors, for example a
+    # SystemError.
+    return is_thread or isinstance(error, MemoryError) or _is_unloaded(error) or lacks_memory()
+
+
+def lacks_memory() -> bool:
+    """Return whether the system refuses this process 32 MiB more memory."""
+    try:
+        mmap.mmap(-1, _PROBED_BYTES).close()
+    except (OSError, MemoryError):
+        return True
+    return False
+
+
+def _is_unloaded(error: BaseException | None) -> bool:
+    # The dynamic loader could not map a shared library into memory. NumPy replaces the loader's
+    # error by its own, so search all causes.
+    while error is not None:
+        if isinstance(error, ImportError) and any(words in str(error) for words in _UNLOADED):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def exit_code(error: BaseException) -> ExitCode:
     """Return the exit code of a command that ended with this error."""
-    if is_full_disk(error):
+    if is_full_disk(error) or is_at_limit(error):
         return ExitCode.REFUSED
     return next((code for kind, code in _OF_ERRORS if isinstance(error, kind)), ExitCode.FAULT)
 
 
+_PROBED_BYTES: Final = 32 << 20
+_UNLOADED: Final = ("failed to map segment", "annot allocate memory", "Out of memory")
+"""Texts of the dynamic loaders of glibc and musl, if the process lacks memory for a library."""
+_NO_THREAD: Final = ("can't start new thread", "Failed to launch worker thread")
+"""Texts of Python and pyarrow, if the system starts no more threads."""
 _WORDS: Final = "logquarry.words"
 _READERS: Final = ("messages", "export")
 """Commands with the option ``--on-damage``."""
@@ -168,9 +203,11 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
     from logquarry.log.store_files import BrokenLink
 
     typed = words(ctx)
-    store, config = _store(ctx), ctx.meta.get("logquarry.config")
+    store, config = store_of(ctx), ctx.meta.get("logquarry.config")
     if not typed:
         return None
+    if is_at_limit(error):
+        return line(*typed, before="do what the error says")
     if isinstance(error, CorruptFrame) and typed[0] in _READERS and "--on-damage" not in typed:
         return line(*typed, "--on-damage", "skip")
     if isinstance(error, NotShutDownCleanly):
@@ -323,7 +360,8 @@ def _absolute(word: str) -> str:
         return word
 
 
-def _store(ctx: click.Context) -> str | None:
+def store_of(ctx: click.Context) -> str | None:
+    """Return the command's store; None if the command has several stores, or none."""
     one: str | None = ctx.meta.get("logquarry.store")
     several: tuple[str, ...] = ctx.meta.get("logquarry.stores") or ()
     if one is None and len(several) == 1:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, TextIO
 
 from logquarry import text
 from logquarry.arguments import Progress
-from logquarry.errors import UsageError
+from logquarry.errors import StoreUnavailable, UsageError, write_reason
 
 if TYPE_CHECKING:
     from rich import progress as rich_progress
@@ -45,6 +45,8 @@ _READER_SECONDS = 10.0
 _READER_PAUSE = 0.02
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk, of an exhausted quota, and of the limit of a file's size."""
+UNWRITABLE: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Error numbers if the user may not write a file, or if the disk is mounted read-only."""
 MOST_LISTED = 40
 """Maximum number of printed lines of a list; ``--json`` prints all."""
 
@@ -57,15 +59,16 @@ def check_target(
     pipe or a device is returned unchanged.
     """
     from logquarry import arguments
-    from logquarry.log.location import lies_in_store, path_or_url
+    from logquarry.log.location import lies_in_store, local_folder, path_or_url
 
     name = path_or_url(arguments.path(target, "output file", may_be_long=True))
     if "://" in name:
         raise UsageError(f"{target} is a URL; give the path of a local file")
     path = Path(name)
-    _refuse_folder(target, path)
-    if not _is_special(path):
-        path = path.resolve()
+    with writing_to(target):
+        _refuse_folder(target, path)
+        if not _is_special(path):
+            path = local_folder(path).resolve()
     for store in map(path_or_url, stores):
         if "://" not in store and lies_in_store(path, store, config):
             raise UsageError(f"{target} lies in the store {store}; give a path outside of it")
@@ -114,13 +117,20 @@ def staged(target: Path) -> Iterator[BinaryIO]:
 
     Raises:
         UsageError: if the target is a pipe, and no program opens it for reading within 10 s.
+        StoreUnavailable: if the user may not write the target.
     """
     _refuse_folder(target, target)
-    if _is_special(target):
-        with full_disk_of(target), _open_special(target) as file:
-            yield file
-        return
-    target = target.resolve()
+    with writing_to(target):
+        if _is_special(target):
+            with _open_special(target) as file:
+                yield file
+        else:
+            with _draft_of(target.resolve()) as file:
+                yield file
+
+
+@contextmanager
+def _draft_of(target: Path) -> Iterator[BinaryIO]:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         descriptor, name = tempfile.mkstemp(prefix=_DRAFT, dir=target.parent)
@@ -142,19 +152,34 @@ def staged(target: Path) -> Iterator[BinaryIO]:
         draft.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename == str(draft):
             error.filename = str(target)
-        with full_disk_of(target):
-            raise error
+        raise
 
 
 @contextmanager
-def full_disk_of(target: str | Path) -> Iterator[None]:
-    """Context manager: add the path ``target`` to a full-disk error without a path."""
+def writing_to(target: str | Path) -> Iterator[None]:
+    """Context manager: name the output ``target`` in errors of its writes.
+
+    If the user may not write ``target``, raise StoreUnavailable. An error about a full disk stays
+    an OSError, and gets the path ``target`` if it has no path.
+    """
     try:
         yield
     except OSError as error:
+        if error.errno in UNWRITABLE and _is_at(target, error.filename):
+            where, reason = error.filename or target, os.strerror(error.errno)
+            step = write_reason(OSError(error.errno, reason))
+            raise StoreUnavailable(f"{os.fsdecode(where)}: {step}") from error
         if error.errno not in FULL or error.filename is not None:
             raise
         raise OSError(error.errno, os.strerror(error.errno), str(target)) from error
+
+
+def _is_at(target: str | Path, name: Any) -> bool:
+    """Whether a failed write was to the output, or to one of the folders that contain it."""
+    if not isinstance(name, (str, bytes)):
+        return True
+    output, path = Path(target).absolute(), Path(os.fsdecode(name)).absolute()
+    return output.is_relative_to(path) or path.is_relative_to(output)
 
 
 # ----------------------------------------------------------------------------------------- streams

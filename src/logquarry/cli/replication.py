@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from logquarry import arguments, text
+from logquarry import text
 from logquarry.cli import options, outcome
 from logquarry.cli.output import Output
 from logquarry.errors import ReplicationError, StoreUnavailable, UsageError
@@ -129,7 +129,7 @@ def _tls(
     purpose: ssl.Purpose, certificate: str | None, key: str | None, authority: str | None
 ) -> ssl.SSLContext:
     for file, option in ((certificate, "cert"), (key, "key"), (authority, "ca")):
-        arguments.optional(arguments.path, file, f"--tls-{option}", may_be_long=True)
+        options.require_readable(file, f"--tls-{option}")
     try:
         context = ssl.create_default_context(purpose, cafile=authority)
         if certificate is not None:

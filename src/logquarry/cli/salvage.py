@@ -15,7 +15,7 @@ from logquarry import text
 from logquarry.cli import options, outcome
 from logquarry.cli import spark as with_spark
 from logquarry.cli.outcome import ExitCode
-from logquarry.cli.output import MOST_LISTED, Output
+from logquarry.cli.output import MOST_LISTED, Output, writing_to
 from logquarry.errors import LogquarryError, UsageError
 
 if TYPE_CHECKING:
@@ -122,15 +122,19 @@ def _telling_what_is_left(into: Path | None) -> Iterator[None]:
     """
     from logquarry.repair.salvage.target import why_not_empty
 
-    was_empty = into is not None and not (into.is_dir() and any(into.iterdir()))
-    try:
+    if into is None:
         yield
-    except BaseException as error:
-        with suppress(LogquarryError):
-            reason = why_not_empty(into) if into is not None and was_empty else None
-            if reason is not None and reason != str(error):
-                error.add_note(reason)
-        raise
+        return
+    with writing_to(into):
+        was_empty = not (into.is_dir() and any(into.iterdir()))
+        try:
+            yield
+        except BaseException as error:
+            with suppress(LogquarryError):
+                reason = why_not_empty(into) if was_empty else None
+                if reason is not None and reason != str(error):
+                    error.add_note(reason)
+            raise
 
 
 def _show_salvage(out: Output, found: Salvaged) -> None:

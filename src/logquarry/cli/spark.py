@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from logquarry import text
-from logquarry.cli.output import FULL, Output
+from logquarry.cli.output import FULL, UNWRITABLE, Output
 from logquarry.errors import LogquarryError, MissingExtra
 
 if TYPE_CHECKING:
@@ -104,10 +104,28 @@ def _spark_trouble() -> Iterator[None]:
         from logquarry.spark.jobs import root_cause
 
         cause = root_cause(error)
-        if (found := _OS_ERROR.match(cause)) and (number := int(found[1])) in FULL:
-            # This error gives the command the exit code for a full disk.
+        if (found := _OS_ERROR.match(cause)) and (number := int(found[1])) in FULL + UNWRITABLE:
+            # This error gives the command the right exit code (output.writing_to).
             raise OSError(number, os.strerror(number)) from error
+        if hint := _missing_account():
+            cause = f"{cause.rstrip('.')}. {hint}"
         raise SparkTrouble(f"Spark failed: {cause}") from error
+
+
+def _missing_account() -> str:
+    """Return a sentence if this user id has no account, as in some containers; else no text."""
+    try:
+        import pwd
+
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return (
+            f"The user id {os.getuid()} has no entry in /etc/passwd, which Spark's Java process "
+            "needs: add an entry, or run the command as another user"
+        )
+    except ImportError:
+        pass
+    return ""
 
 
 def _was_raised_in_py4j(error: BaseException) -> bool:

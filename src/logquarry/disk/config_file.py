@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
-from logquarry.errors import StoreNotFound, StoreUnavailable, reason_of
+from logquarry.errors import LIMITS, StoreNotFound, StoreUnavailable, reason_of
 from logquarry.format import broker_json
 from logquarry.log import earlier_writers
 from logquarry.log.layout import StoreLayout
@@ -109,8 +109,16 @@ class ConfigFile:
         """Path of the previous document."""
         return self.path.with_name(self.path.name + BACKUP)
 
-    def load(self) -> LoadedConfig:
-        """Read the file, or ``.bak`` if the file is unreadable. The method changes no file."""
+    def load(self, *, skips_unopened: bool = False) -> LoadedConfig:
+        """Read the file, or ``.bak`` if the file is unreadable. The method changes no file.
+
+        Args:
+            skips_unopened: whether to read ``.bak`` also if this process may not open the file.
+
+        Raises:
+            StoreNotFound: if this process has no permission for the file, or no free descriptor.
+                The file can be sound, so the first save must not move it to quarantine.
+        """
         problems: list[str] = []
         self._unreadable.clear()
         for path in (self.path, self.backup):
@@ -123,6 +131,8 @@ class ConfigFile:
             # The store must open even if a document is invalid.
             except (OSError, ValueError, TypeError, RecursionError) as error:
                 reason = reason_of(error) if isinstance(error, OSError) else error
+                if not skips_unopened and _is_unopened(error):
+                    raise StoreNotFound(f"{path}: cannot be read: {reason}") from error
                 problems.append(f"{path}: {reason}")
                 self._unreadable.append(path)
                 continue
@@ -160,6 +170,11 @@ class ConfigFile:
             self._last = data
             self._document = text
             return True
+
+
+def _is_unopened(error: BaseException | None) -> bool:
+    is_limit = isinstance(error, OSError) and error.errno in LIMITS
+    return is_limit or isinstance(error, PermissionError)
 
 
 def _broken_links(path: Path) -> list[str]:
@@ -310,7 +325,7 @@ def consumer_offsets(
     layout: StoreLayout, level: int = logging.WARNING
 ) -> dict[tuple[str, str], dict[int, int]]:
     """Read the consumer offsets: (topic, group) -> queue id -> next queue offset; empty if no file
-    is readable.
+    is readable. Raises StoreNotFound if this process may not open a file.
 
     If the offsets are in RocksDB, raises UsageError if ``rocksdict`` is missing, and CorruptFile if
     the offsets cannot be read. ``level`` is the log level for an invalid file.
@@ -347,6 +362,8 @@ def _read(layout: StoreLayout, table: ConfigTable, level: int) -> Any:
             if (wrong := files.why_no_file(path)) is not None:
                 logger.log(level, "%s: it %s", files.full_path(path), wrong)
         except StoreNotFound as error:
+            if _is_unopened(error.__cause__):
+                raise
             # The text of this error begins with the path.
             logger.log(level, "%s", error)
         except (ValueError, TypeError) as error:
@@ -368,11 +385,15 @@ def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
 def require_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
     """Write the settings of a store to its settings file, unless the file already has these
     settings. All file sizes in ``config`` must be known.
+
+    Raises StoreUnavailable if this process may not open the file: the file may have settings that
+    ``config`` lacks.
     """
     path, data = root / SETTINGS, earlier_writers.encode(config)
     try:
         if read_file(path) == data:
             return
-    except OSError:
-        pass
+    except OSError as error:
+        if _is_unopened(error):
+            raise StoreUnavailable(f"{path}: cannot be read: {reason_of(error)}") from error
     disk.replace(path, data)

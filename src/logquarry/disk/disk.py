@@ -21,6 +21,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
 
+from logquarry import standard_streams
 from logquarry.disk.service import Health, SyncDelayed, abandon_in_children
 from logquarry.errors import LIMITS, StoreUnavailable, write_reason
 from logquarry.log.readable import WatchedMap, c_library
@@ -53,6 +54,7 @@ class Disk:
     """
 
     def __init__(self) -> None:
+        standard_streams.reserve()
         self.health = Health()
         self._unsynced: set[Path] = set()
         self._delaying = threading.Lock()
@@ -75,8 +77,7 @@ class Disk:
         """Allocate all blocks of the file's first ``size`` bytes, and extend the file if it is
         shorter.
         """
-        if not size:
-            # posix_fallocate refuses a length of 0 (EINVAL).
+        if not size:  # posix_fallocate refuses a length of 0 (EINVAL).
             return
         if sys.platform != "darwin":
             os.posix_fallocate(descriptor, 0, size)

@@ -34,6 +34,7 @@ from logquarry.format.arrays import Bytes
 from logquarry.format.fields import PAGE_SIZE
 from logquarry.log.lost_pages import lost
 from logquarry.log.readable import CHUNK, UNREADABLE, ReadableMap, Unreadable, first_unreadable
+from logquarry.text import counted
 
 _STEP: Final = 8 << 20
 _NO_BYTES: Final = memoryview(b"")
@@ -327,8 +328,9 @@ class MappedFile(FilePlace):
             self._require_size()
         if lost() and (blocks := self._map.lost_blocks()):
             raise self._health.poison(
-                f"{self.path}: {len(blocks)} blocks from position {blocks[0].offset} on were lost "
-                "(SIGBUS): the disk is full or fails, or another program truncated the file"
+                f"{self.path}: lost {counted(len(blocks), 'block')} from position "
+                f"{blocks[0].offset} on (SIGBUS): the disk is full or fails, or another program "
+                "truncated the file"
             )
 
     def _require_size(self) -> None:

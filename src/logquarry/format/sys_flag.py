@@ -92,6 +92,8 @@ def _stream(body: bytes, codec: str, limit: int) -> bytes:
                 total += len(part)
                 if total > limit:
                     raise DecompressionError(f"more than {counted(limit, 'byte')} of content")
+    except MemoryError:
+        raise
     except (OSError, pa.ArrowException) as error:
         raise DecompressionError(f"not a {codec} body: {error}") from error
     return b"".join(parts)

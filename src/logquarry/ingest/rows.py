@@ -286,7 +286,8 @@ values with the message.
 def read_parquet(file: SourceFile) -> Iterator[Rows]:
     """Yield the messages of a Parquet file in batches."""
     try:
-        with pq.ParquetFile(file.path) as opened:
+        # The path can have bytes that are not UTF-8, which pyarrow accepts only as bytes.
+        with pa.OSFile(os.fsencode(file.path)) as source, pq.ParquetFile(source) as opened:
             _check_schema(file, opened.schema_arrow)
             count = opened.metadata.num_rows
             if file.rows is not None and file.rows != count:
@@ -299,7 +300,11 @@ def read_parquet(file: SourceFile) -> Iterator[Rows]:
             except ValueError as error:
                 raise SourceNotReadable(f"{file.path}: {error}") from error
             yield from _read(file, opened, exact)
+    except MemoryError:
+        raise
     except (pa.ArrowException, OSError) as error:
+        if "Failed to launch worker thread" in str(error):  # The source is not the cause.
+            raise
         raise SourceNotReadable(f"{file.path}: {error}") from error
 
 

@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from logquarry.errors import UnreadableFile
+from logquarry.errors import LIMITS, StoreNotFound, UnreadableFile, reason_of
 from logquarry.format.frame import DamageKind
 from logquarry.log import lost_pages
 from logquarry.log.lost_pages import lost
@@ -403,6 +403,7 @@ class ReadableMap:
         try:
             descriptor = os.open(self.path, READ_ONLY)
         except OSError as error:
+            self._require_fault(error)
             return FILL * length, [Unreadable(start, length, _reason_of(error))]
         try:
             return self._read_from(descriptor, start, length)
@@ -424,11 +425,16 @@ class ReadableMap:
             try:
                 part = _probe.read(self.path, descriptor, at, count)
             except OSError as error:
+                self._require_fault(error)
                 part, reason = b"", _reason_of(error)
             parts.append(part.ljust(count, FILL))
             if len(part) < count:
                 faults.append(Unreadable(at + len(part), count - len(part), reason))
         return b"".join(parts), faults
+
+    def _require_fault(self, error: OSError) -> None:
+        if error.errno in LIMITS:  # The disk may be able to read these bytes.
+            raise StoreNotFound(f"{self.path}: cannot be read: {reason_of(error)}") from error
 
     def _note(self, faults: list[Unreadable]) -> None:
         if faults:

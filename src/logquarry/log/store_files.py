@@ -316,7 +316,7 @@ class StoreFolders:
             reason = (
                 "not a store file" if target is None else f"a link to {target}, which is missing"
             )
-            logger.warning("%s: %s, ignored", self.filesystem.full_path(path), reason)
+            warn_once(f"{self.filesystem.full_path(path)}: {reason}, ignored")
 
 
 def _is_queue_id(name: str) -> bool:

@@ -494,6 +494,6 @@ def _index_step(report: VerifyReport, kinds: set[str]) -> Next | None:
 def _action(finding: Finding) -> Action:
     action = KINDS[finding.kind].action
     # Recovery and rebuild repair no file of ``config/`` except ``timercheck``.
-    if finding.file.startswith(f"{CONFIG}/") and action is not Action.QUEUES:
+    if finding.file.startswith(f"{CONFIG}/") and action not in (Action.QUEUES, Action.MOVE):
         return Action.RESTORE
     return action

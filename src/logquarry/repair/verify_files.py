@@ -16,7 +16,7 @@ from typing import Final
 
 from logquarry.dialect31.open_transactions import transaction_frames
 from logquarry.dialect31.state_table import TransactionCheck
-from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile
+from logquarry.errors import LIMITS, CorruptFile, StoreNotFound, UnreadableFile
 from logquarry.format import broker_json, checkpoint, frame, properties, queue_entry
 from logquarry.format.broker_json import CONFIG_TABLES
 from logquarry.format.epochs import EPOCH_FILE, decode_epochs
@@ -64,6 +64,7 @@ _MOST_ENTRIES: Final = 9
 """Maximum number of entries in a queue file whose frames are read to check the file's name."""
 _LIVE_ATTEMPTS: Final = 3
 _REMEDY: Final = "move it out of the store, or correct the link"
+_READABLE: Final = "make it readable, or move it out of the store"
 _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
 
@@ -122,7 +123,7 @@ def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
             names = list(below(layout.filesystem, folder))
         except StoreNotFound as error:
             if folder not in {one.file for one in report.findings}:
-                report.add(UNREADABLE, folder, 0, str(error))
+                _add_unopened(report, folder, error)
             continue
         for path, is_dir, wrong in names:
             # Skip hidden names: the store does not use them, and editors leave links and pipes with
@@ -137,12 +138,26 @@ def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
                 # A running broker has deleted the file after it was listed.
                 continue
             except StoreNotFound as error:
-                report.add(UNREADABLE, path, 0, str(error))
+                _add_unopened(report, path, error)
                 continue
             position = 0
             while (position := view.next_data(position)) < view.size:
                 view.fault(position, _PIECE)
                 position += _PIECE
+
+
+def _add_unopened(report: VerifyReport, path: str, error: StoreNotFound) -> None:
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno in LIMITS:
+        # This process may open no more files, which shows nothing about the store.
+        raise error
+    if isinstance(cause, PermissionError):
+        # The error can be about a subfolder.
+        where = str(error).partition(": cannot be read: ")[0]
+        reason = f"{where} cannot be opened: {cause.strerror}: {_READABLE}"
+        report.add("wrong_entry", path, 0, reason)
+    else:
+        report.add(UNREADABLE, path, 0, str(error))
 
 
 def check_config(layout: StoreLayout, report: VerifyReport) -> None:

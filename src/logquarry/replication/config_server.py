@@ -89,7 +89,8 @@ class _Found(NamedTuple):
 def _load(
     file: ConfigFile, table: ConfigTable, signatures: tuple[_Signature | None, ...]
 ) -> _Found:
-    loaded = file.load()
+    # A slave that gets the older document asks again.
+    loaded = file.load(skips_unopened=True)
     if loaded.value is None:
         return _Found(signatures, None, bool(loaded.problems), not loaded.problems)
     try:

@@ -443,6 +443,8 @@ def _read(folder: OutputFolder, path: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise CorruptFile(where, 0, "the file is missing") from error
+    except MemoryError:
+        raise
     except pa.ArrowException as error:
         raise CorruptFile(where, 0, f"is not a valid Parquet file: {error}") from error
     except OSError as error:

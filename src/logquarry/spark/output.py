@@ -44,6 +44,13 @@ class OutputFolder:
         self, location: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
     ) -> None:
         self.location = absolute(location)
+        try:
+            self.location.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"{self.location}: Parquet and tables need a folder whose path is UTF-8. Give "
+                "another folder; or if the path is UTF-8, set PYTHONUTF8=1"
+            ) from None
         self.storage_options = storage_options
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -64,6 +64,8 @@ def batches_of(source: Any) -> list[pa.RecordBatch]:
             table = pa.RecordBatchReader.from_stream(source).read_all()
         else:
             table = pa.Table.from_batches([pa.record_batch(source)])
+    except MemoryError:
+        raise
     except (pa.ArrowException, TypeError, ValueError) as error:
         reason = " ".join(str(part) for part in error.args).splitlines()
         raise UsageError(

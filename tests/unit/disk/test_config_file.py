@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from logquarry.disk.config_file import DELAY_OFFSETS, ConfigFile, ConsumerOffsets
+import logquarry as lq
+from logquarry.disk.config_file import (
+    CONSUMER_OFFSETS,
+    DELAY_OFFSETS,
+    ConfigFile,
+    ConfigTable,
+    ConsumerOffsets,
+)
 from logquarry.disk.disk import Disk
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import StoreNotFound, StoreUnavailable
 from logquarry.format import broker_json
-from logquarry.log.store_files import CONFIG, quarantine
+from logquarry.log.store_files import CONFIG, SETTINGS, quarantine
+from logquarry.systems import read_file
 from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk, StoppedDisk
+from tests.helpers.operator_faults import make_store
 
 
-def config_file(disk: Disk, root: Path) -> ConfigFile:
-    return ConfigFile(disk, root, DELAY_OFFSETS)
+def config_file(disk: Disk, root: Path, table: ConfigTable = DELAY_OFFSETS) -> ConfigFile:
+    return ConfigFile(disk, root, table)
 
 
 def test_what_was_saved_is_loaded_and_the_one_before_is_kept(tmp_path: Path) -> None:
@@ -48,6 +60,62 @@ def test_bak_serves_where_the_file_cannot_be_read(tmp_path: Path, harm: bytes) -
     assert config_file(Disk(), tmp_path).load().value == {1: 4}
     assert broker_json.decode_delay_offsets(file.backup.read_bytes()) == {1: 2}
     assert (quarantine(tmp_path, CONFIG) / file.path.name).read_bytes() == harm
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ENOMEM])
+def test_a_file_that_this_process_may_not_open_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    root = make_store(tmp_path / "store")
+    path = root / CONFIG / CONSUMER_OFFSETS.file
+    for offset in (2, 3):
+        ConfigFile(Disk(), root, CONSUMER_OFFSETS).save({("orders", "g"): {0: offset}})
+    before = {file: file.read_bytes() for file in path.parent.glob(f"{path.name}*")}
+
+    def refuse(wanted: Path) -> bytes:
+        if wanted == path:
+            raise OSError(number, os.strerror(number))
+        return read_file(wanted)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("logquarry.disk.config_file.read_file", refuse)
+        match = f"{path}: cannot be read: {os.strerror(number)}"
+        with pytest.raises(StoreNotFound, match=match):
+            config_file(Disk(), root, CONSUMER_OFFSETS).load()
+        with lq.MessageStore.open(root) as reader, pytest.raises(StoreNotFound, match=match):
+            reader.consumer("g", "orders")
+        with lq.MessageStore.open(root, mode="rw") as writer:
+            with pytest.raises(StoreNotFound, match=match):
+                writer.consumer("g", "orders")
+            writer.put(lq.Message("orders", b"more"))
+    assert {file: file.read_bytes() for file in before} == before
+    with lq.MessageStore.open(root, mode="rw") as writer, writer.consumer("g", "orders"):
+        assert writer.consumer_offsets.of("orders", "g")[0] == 3
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE])
+def test_settings_that_this_process_may_not_open_stay(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+) -> None:
+    root = make_store(tmp_path / "store")
+    path = root / SETTINGS
+    before = path.read_bytes()
+    opened = os.open
+
+    def refuse(at: Any, *more: Any, **options: Any) -> int:
+        if str(at) == str(path):
+            raise OSError(number, os.strerror(number), at)
+        return opened(at, *more, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        with lq.MessageStore.open(root, mode="rw") as writer:
+            writer.put(lq.Message("orders", b"more"))
+    assert path.read_bytes() == before
+    assert f"the settings of the store are not recorded: {path}: cannot be read" in caplog.text
 
 
 def test_two_unreadable_files_are_told_of_and_kept(tmp_path: Path) -> None:

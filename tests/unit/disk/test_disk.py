@@ -62,6 +62,7 @@ def test_a_failed_replacement_names_the_file_itself(
         (errno.EROFS, "mount the file system for writing"),
         (errno.EIO, "check the disk"),
         (errno.EACCES, "use an account that may write there"),
+        (errno.EPERM, "use an account that may write there. If lsattr shows"),
     ],
 )
 @pytest.mark.parametrize("call", ["open", "fdatasync"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -9,8 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import numba
 import pytest
+from numba.core import caching
 from numba.core.dispatcher import Dispatcher
 
 import logquarry.format.kernels.bytes as bytes_module
@@ -37,6 +41,51 @@ def test_an_interrupt_waits_until_the_kernel_is_loaded(monkeypatch: pytest.Monke
         doubled(1)
     assert len(loaded) == 1
     assert doubled(4) == 8
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Numba's folder for the cache."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def tripled() -> Any:
+    """A new kernel, which has the same cached code each time."""
+
+    @kernel
+    def triple(number: int) -> int:
+        return 3 * number
+
+    return triple
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+@pytest.mark.parametrize("content", [b"", b"no pickle", None])
+def test_a_file_of_the_cache_that_cannot_be_used_is_replaced(
+    folder: Path, suffix: str, content: bytes | None
+) -> None:
+    assert tripled()(2) == 6
+    (path,) = folder.rglob(f"*triple*.{suffix}")
+    good = path.read_bytes()
+    path.unlink()
+    # None: another user's file cannot be read; here, a link to itself stands for it.
+    path.symlink_to(path.name) if content is None else path.write_bytes(content)
+    assert tripled()(2) == 6
+    assert len(path.read_bytes()) == len(good)
+    again = tripled()
+    assert again(2) == 6 and again.stats.cache_hits
+
+
+def test_a_kernel_needs_no_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with monkeypatch.context() as patched:
+        patched.setattr(caching.IndexDataCacheFile, "_open_for_write", Mock(side_effect=full))
+        assert tripled()(2) == 6
+    (folder / "file").touch()
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(folder / "file"))
+    monkeypatch.setattr("tempfile.TemporaryFile", Mock(side_effect=full))
+    assert tripled()(2) == 6
 
 
 def test_numba_compiles_a_kernel_again_if_a_file_that_it_uses_has_changed(tmp_path: Path) -> None:

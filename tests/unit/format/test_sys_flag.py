@@ -101,3 +101,12 @@ def test_what_is_not_compressed_is_left_alone() -> None:
 def test_unknown_methods_are_an_error(method: int) -> None:
     with pytest.raises(DecompressionError, match=f"unknown compression {method >> 8}"):
         decompress(b"body", ZLIB_49 | method)
+
+
+def test_a_lack_of_memory_is_no_invalid_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise pa.ArrowMemoryError("realloc of size 256 failed")
+
+    monkeypatch.setattr(pa, "CompressedInputStream", refuse)
+    with pytest.raises(MemoryError):
+        sys_flag.decompress(b"body", sys_flag.COMPRESSED | sys_flag.COMPRESSION_ZSTD)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.errors import CorruptFile, UnreadableFile
+from logquarry.errors import LIMITS, CorruptFile, StoreNotFound, UnreadableFile
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.readable import (
     BLOCK,
@@ -83,6 +83,30 @@ def test_a_system_without_populate_reads_the_pages(path: Path) -> None:
 
     with probed_by(Old()):
         assert mapped(path).window(0, SIZE) == DATA[:SIZE]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("call", ["open", "pread"])
+def test_a_limit_of_the_process_is_no_damage(
+    path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    class Old(Probe):
+        def populate(self, path: str, position: int, address: int, length: int) -> bool | None:
+            return None
+
+    view = mapped(path)
+    with probed_by(Old()):
+        with monkeypatch.context() as limited:
+            limited.setattr(os, call, refuse)
+            with pytest.raises(
+                StoreNotFound, match=f"file: cannot be read: .*: {LIMITS[number][:20]}"
+            ):
+                view.window(0, SIZE)
+        assert not view.unreadable
+        assert view.window(0, SIZE) == DATA[:SIZE]
 
 
 def test_the_probe_of_this_system_finds_bytes_beyond_the_end_of_a_file(path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +13,7 @@ import logquarry as lq
 from logquarry.errors import StoreNotFound
 from logquarry.log.filesystem import Entry, LocalFileSystem
 from logquarry.log.layout import StoreLayout
+from logquarry.repair.findings import Next, next_step
 from logquarry.repair.salvage.salvage import salvage_store
 from logquarry.repair.verification import verify_store
 from tests.helpers.small_store import config, opened
@@ -114,3 +118,35 @@ def test_an_invalid_version_is_found_as_the_writer_finds_it(
     path.write_text(f'{{"{table}":{{}},"dataVersion":{version}}}')
     [found] = lq.verify(store).findings
     assert (found.kind, found.file) == ("bad_config", f"config/{file}")
+
+
+@pytest.mark.parametrize("name", ["config/notes.txt", "config/rocksdb"])
+def test_a_file_that_this_process_may_not_open(
+    store: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path = store / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch() if path.suffix else path.mkdir()
+    call = "open" if path.suffix else "scandir"
+    number, before = 0, getattr(os, call)
+
+    def refuse(at: object, *more: Any, **options: Any) -> object:
+        if str(at) == str(path):
+            raise OSError(number, os.strerror(number), at)
+        return before(at, *more, **options)
+
+    monkeypatch.setattr(os, call, refuse)
+    number = errno.EACCES
+    report = verify_store(StoreLayout.open(store))
+    (found,) = report.findings
+    assert (found.kind, found.file) == ("wrong_entry", name if path.suffix else "config")
+    assert found.reason == (
+        f"{path} cannot be opened: Permission denied: make it readable, or move it out of the store"
+    )
+    assert next_step(report) == Next(("verify",), "do what the finding wrong_entry says")
+    number = errno.EMFILE
+    with pytest.raises(StoreNotFound, match="Too many open files: raise the process's limit"):
+        verify_store(StoreLayout.open(store))
+    number = errno.EIO
+    report = verify_store(StoreLayout.open(store))
+    assert [finding.kind for finding in report.findings] == ["unreadable"]

@@ -563,3 +563,14 @@ def test_schema_files(tmp_path: Path) -> None:
         decoder = decoder_for(options, None)
         assert decoder is not None and decoder.arrow_type == spark_ddl.struct_of(ddl)
     assert parse_decode_options("raw") is None
+
+
+def test_a_lack_of_memory_fails_no_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> pa.Array:
+        raise pa.ArrowMemoryError("realloc of size 256 failed")
+
+    bodies = pa.array([b'{"a": 1}'], pa.binary())
+    decoder = json_decoder("a int")
+    monkeypatch.setattr(pa, "array", refuse)
+    with pytest.raises(MemoryError):
+        decoder.decode(bodies)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,6 +78,25 @@ def _stamped(locator: Any) -> Any:
 # load such a kernel with the old code. So the cache of a kernel depends on all these files.
 _CACHE: Final = caching.FunctionCache._impl_class
 _CACHE._locator_classes = [*map(_stamped, _CACHE._locator_classes), *_CACHE._locator_classes]
+
+
+class _KernelCache(caching.FunctionCache):
+    # The cached code of one kernel. If the files of the cache are invalid, belong to another user,
+    # or do not fit on the disk, numba compiles the kernel.
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:
+            return self._call(self.flush)
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        self._call(super().save_overload, sig, data)
+
+    def _call(self, change: Any, *arguments: Any) -> None:
+        try:
+            change(*arguments)
+        except Exception:
+            self.disable()
 
 
 def _pointer(builder: Any, address: Any, kind: Any) -> Any:
@@ -215,7 +235,10 @@ def kernel(function: Any, *, nogil: bool = True) -> Any:
     """Decorator: compile a function on its first call. Numba caches the machine code on the disk.
     If ``nogil`` is true, the code does not hold the GIL while it runs.
     """
-    made = njit(cache=True, nogil=nogil, error_model="numpy")(function)
+    made = njit(nogil=nogil, error_model="numpy")(function)
+    # If numba can write to no folder, it does not cache the code.
+    with suppress(RuntimeError, OSError):
+        made._cache = _KernelCache(function)
     # Block Ctrl-C: if Ctrl-C interrupted numba while numba loaded a function, numba could load no
     # other function in this process.
     made.compile = held()(made.compile)

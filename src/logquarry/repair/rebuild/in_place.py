@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from logquarry.disk.disk import Disk, free_path
+from logquarry.errors import StoreUnavailable
 from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, INDEX, REBUILD, quarantine
 from logquarry.paths import exists, is_file, is_folder
 from logquarry.read.rocksdb_queue import ROCKSDB_FOLDERS
 
+_FIXED: Final = (errno.EXDEV, errno.EBUSY)
 COMPLETE: Final = "complete"
 """If this file exists in the folder of a build, all files are built."""
 
@@ -85,8 +88,16 @@ def swap(
 
 
 def _rename(disk: Disk, folder: Path, to: Path) -> None:
-    with disk.refusing(to):
+    try:
         disk.rename(folder, to)
+    except OSError as error:
+        if error.errno not in _FIXED:
+            raise disk.refused(to, error) from error
+        raise StoreUnavailable(
+            f"{folder}: it cannot be renamed ({error.strerror}), because it is a mounted folder, "
+            "or in a lower layer of an overlay file system. Build new files in another folder, "
+            "with `logquarry rebuild STORE --into DIR`"
+        ) from error
     disk.sync_names(to.parent)
     disk.sync_names(folder.parent)
 

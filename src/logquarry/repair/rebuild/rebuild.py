@@ -177,6 +177,12 @@ def rebuild(
         raise UsageError(
             f"{linked[0]}: it is a link; build new files in another folder, with --into"
         )
+    mounted = [root / name for name in names if os.path.ismount(root / name)]
+    if into is None and apply and mounted:
+        raise UsageError(
+            f"{mounted[0]}: it is the root of a mounted disk, so it cannot be renamed; build new "
+            "files in another folder, with --into"
+        )
     if into is None and not apply:
         return _report(layout, None, names, is_live=layout.is_live())
     disk = disk or Disk()

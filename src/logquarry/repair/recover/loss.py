@@ -99,13 +99,14 @@ class Loss:
         count = text.plural(self.messages, "message")
         return f"{count} {verb}, {text.plural(self.bytes, 'byte')}: {self.reason}"
 
-    def refusal(self, accept_loss: int | None) -> str | None:
-        """Return the reason why the recovery is refused, as text; None if it is allowed."""
+    def refusal(self, accept_loss: int | None, mode: str = "safe") -> str | None:
+        """Return the reason why a recovery is refused, as text; None if it is allowed."""
         if not self.needs_consent or (accept_loss is not None and accept_loss >= self.bytes):
             return None
+        typed = "logquarry recover STORE --apply" + " --mode rocketmq" * (mode == "rocketmq")
         return (
             f"{self}. Nothing was changed. Bring back the files that have these messages; or "
-            f"accept the loss: `logquarry recover STORE --apply --accept-loss {self.bytes}`, in "
+            f"accept the loss: `{typed} --accept-loss {self.bytes}`, in "
             f"Python accept_loss={self.bytes}"
         )
 
@@ -121,9 +122,11 @@ class LossRefused(StoreUnavailable):
         return partial(type(self), loss=self.loss), (str(self),)
 
 
-def require_consent(root: str, loss: Loss | None, accept_loss: int | None) -> None:
+def require_consent(
+    root: str, loss: Loss | None, accept_loss: int | None, mode: str = "safe"
+) -> None:
     """Raise LossRefused if a recovery would lose more bytes than the user accepts."""
-    reason = None if loss is None else loss.refusal(accept_loss)
+    reason = None if loss is None else loss.refusal(accept_loss, mode)
     if loss is not None and reason is not None:
         raise LossRefused(f"{root}: {reason}", loss=loss)
 

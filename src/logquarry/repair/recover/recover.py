@@ -99,7 +99,7 @@ def recover(
             reason = str(unsupported).removeprefix(f"{root}: ")
             plan = dataclasses.replace(plan, steps=(), refused=reason)
         elif plan.refused is None and plan.loss is not None:
-            plan = dataclasses.replace(plan, refused=plan.loss.refusal(accept_loss))
+            plan = dataclasses.replace(plan, refused=plan.loss.refusal(accept_loss, mode))
         return plan
     if unsupported is not None:
         raise unsupported
@@ -127,7 +127,7 @@ def recover(
 def _require_possible(plan: RecoveryPlan, accept_loss: int | None) -> None:
     if plan.refused is not None:
         raise StoreUnavailable(f"{plan.root}: {plan.refused}")
-    require_consent(plan.root, plan.loss, accept_loss)
+    require_consent(plan.root, plan.loss, accept_loss, plan.mode)
 
 
 def _planned(

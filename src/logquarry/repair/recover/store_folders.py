@@ -19,7 +19,7 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.disk.log_files import log_paths
 from logquarry.disk.name_guard import NameGuard, links_of
-from logquarry.errors import StoreUnavailable, reason_of
+from logquarry.errors import LIMITS, StoreUnavailable, reason_of
 from logquarry.log import store_files
 from logquarry.log.filesystem import RestoredFileSystem
 from logquarry.log.layout import StoreLayout
@@ -184,6 +184,8 @@ def _check_links_of(folder: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         pass  # A folder above the store is a file: opening the store reports this file.
     except OSError as error:
+        if error.errno in LIMITS:
+            raise StoreUnavailable(f"{links}: cannot be read: {reason_of(error)}") from error
         reason = f"it cannot be read: {error.strerror}: make it readable, or move it away"
         raise WrongEntry(links, reason) from error
 
@@ -310,6 +312,8 @@ def _check_opens(path: Path) -> None:
     except FileNotFoundError:
         pass
     except OSError as error:
+        if error.errno in LIMITS:
+            raise StoreUnavailable(f"{path}: cannot be read: {reason_of(error)}") from error
         reason = (
             f"it cannot be opened: {error.strerror}: make it readable, or move it out of the store"
         )

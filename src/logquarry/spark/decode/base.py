@@ -50,6 +50,8 @@ class BodyDecoder(ABC):
         for row, value in enumerate(values):
             try:
                 pa.array([value], self.arrow_type)
+            except MemoryError:
+                raise
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                 failed[row] = reason(error)
                 values[row] = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import logquarry as lq
+from logquarry.disk.disk import Disk
 from logquarry.disk.folders import StoreLock
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.format import queue_entry
@@ -325,6 +328,35 @@ def test_folders_that_cannot_be_meant(tmp_path: Path) -> None:
     (root / "consumequeue").unlink()
     (tmp_path / "elsewhere").rename(root / "consumequeue")
     assert facts(root).keys() >= before.keys()
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EBUSY])
+def test_a_folder_that_the_system_does_not_rename(tmp_path: Path, number: int) -> None:
+    """It is a mounted folder, or in a lower layer of an overlay."""
+
+    class Fixed(Disk):
+        def rename(self, path: Path, to: Path) -> None:
+            if path == root / "consumequeue":
+                raise OSError(number, os.strerror(number))
+            super().rename(path, to)
+
+    root = small(tmp_path / "store")
+    before = message_files(root)
+    with pytest.raises(StoreUnavailable, match=r"consumequeue: it cannot be renamed .*--into DIR"):
+        rebuild(root, apply=True, disk=Fixed())
+    assert message_files(root) == before
+    rebuild(root, into=tmp_path / "new", disk=Fixed())
+
+
+def test_a_mounted_folder_is_refused_before_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = small(tmp_path / "store")
+    before = facts(root)
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == root / "index")
+    with pytest.raises(UsageError, match=r"index: it is the root of a mounted disk.* --into"):
+        rebuild(root, apply=True)
+    assert facts(root) == before
 
 
 @pytest.mark.parametrize("call", ["open", "allocate", "write", "fdatasync", "rename"])

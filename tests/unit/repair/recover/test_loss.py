@@ -143,6 +143,11 @@ def test_a_large_loss_needs_consent(
             lq.MessageStore.open(store)
         plan = lq.recover(store, mode=mode, config=config(), accept_loss=1 << 40)
         assert plan.refused is None
+    else:
+        option = " --mode rocketmq" if mode == "rocketmq" else ""
+        assert plan.loss is not None and plan.refused is not None
+        typed = f"`logquarry recover STORE --apply{option} --accept-loss {plan.loss.bytes}`"
+        assert typed in plan.refused
     assert plan.loss is not None and plan.loss.needs_consent
     assert 0 < plan.loss.messages <= COUNT and plan.loss.bytes > 0
     assert next(iter(plan.lines())) == str(plan.loss)

@@ -12,6 +12,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.log.store_files import DAMAGE, DURABLE
+from tests.helpers.operator_faults import make_store
 
 CONFIG = lq.StoreConfig(mapped_file_size_commit_log=1 << 14, mapped_file_size_consume_queue=200)
 
@@ -51,3 +52,25 @@ def test_nothing_changes_if_a_file_cannot_be_opened(
     assert after == before
     lq.recover(root, apply=True)
     assert not (root / "abort").exists()
+
+
+@pytest.mark.parametrize("name", [".logquarry/durable", ".logquarry/names/commitlog"])
+def test_a_limit_of_the_process_is_no_reason_to_move_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    root = make_store(tmp_path / "store")
+    (root / "abort").touch()
+    call = "open" if name.endswith("durable") else "scandir"
+    real = getattr(os, call)
+
+    def failing(path: Any, *arguments: Any, **named: Any) -> Any:
+        if str(path).endswith(name):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(os, call, failing)
+    match = f"{name}: cannot be read: Too many open files: raise the process's limit"
+    with pytest.raises(StoreUnavailable, match=match):
+        lq.recover(root, apply=True)
+    with pytest.raises(StoreUnavailable, match=match):
+        lq.verify(root)
