@@ -1,8 +1,8 @@
 """Compiles the modules listed in ``compiled.py`` during an installation or the build of a wheel.
 
 Without a C compiler or Python's headers, or with ``LOGQUARRY_COMPILED=off``, the package is
-installed uncompiled; ``logquarry --version -v`` reports which. ``python hatch_build.py`` compiles
-in place.
+installed uncompiled; ``logquarry --version -v`` reports which. If the environment variable ``CC``
+is set, it names the C compiler. ``python hatch_build.py`` compiles in place.
 """
 
 from __future__ import annotations
@@ -142,7 +142,10 @@ def _translate(name: str, folder: Path) -> Path:
 def _compile(c_file: Path) -> Path:
     """Compile a C file and return the path of the extension module."""
     made = c_file.with_suffix(".so")
-    shared, flags, pic = sysconfig.get_config_vars("LDSHARED", "CFLAGS", "CCSHARED")
+    shared, own, flags, pic = sysconfig.get_config_vars("LDSHARED", "CC", "CFLAGS", "CCSHARED")
+    # As in setuptools, the environment variable CC replaces the compiler that compiled Python.
+    if (chosen := os.environ.get("CC")) and own and shared.startswith(own):
+        shared = chosen + shared.removeprefix(own)
     command = [
         *shlex.split(f"{shared} {flags} {pic or ''}"),
         *("-O2", "-g0", "-fno-strict-aliasing", "-I", sysconfig.get_path("include")),

@@ -80,6 +80,17 @@ def test_a_switch_makes_the_wheel_pure(monkeypatch: pytest.MonkeyPatch) -> None:
         assert bool(data["force_include"]) != pure
 
 
+def test_the_variable_cc_names_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\necho "error: $*" >&2\nexit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", f"{compiler} -first")
+    with pytest.raises(RuntimeError, match=r"the C compiler failed: error: -first .*/x\.c -o "):
+        hatch_build._compile(tmp_path / "x.c")
+
+
 def test_the_image_has_a_python_that_the_package_supports() -> None:
     (version,) = re.findall(r"^ARG PYTHON=(\S+)$", CONTAINERFILE, re.MULTILINE)
     assert f"Programming Language :: Python :: {version}" in PROJECT["classifiers"]

@@ -47,6 +47,10 @@ cdef extern from *:
         /* This may run the garbage collector, and so another call. */
         made = PyType_GenericAlloc((PyTypeObject *)kind, fields);
         if (made == NULL) return NULL;
+    #if PY_VERSION_HEX >= 0x030E0000
+        /* Since Python 3.14, a tuple stores its hash; -1 means that it is not computed yet. */
+        ((PyTupleObject *)made)->ob_hash = -1;
+    #endif
         if (count && (words != last_words || given != last_given) &&
             !logquarry_places(words, given)) {
             Py_DECREF(made);

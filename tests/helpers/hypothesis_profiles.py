@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.entropy import deterministic_PRNG
 
 QUICK = 40
 
@@ -19,6 +20,10 @@ def load() -> None:
     settings.register_profile("thorough", common, max_examples=5_000)
     settings.register_profile("more", common, max_examples=1_000)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+    # With Python 3.14, Hypothesis warns if frozen objects hold its random generator, which the
+    # first test would make. So make the generator before tests/conftest.py freezes all objects.
+    with deterministic_PRNG():
+        pass
 
 
 def costly() -> settings:

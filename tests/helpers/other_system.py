@@ -61,6 +61,7 @@ def become(system: str) -> None:
     import asyncio  # noqa: F401
     import multiprocessing  # noqa: F401
     import pathlib  # noqa: F401
+    import pydoc  # noqa: F401
     import shutil  # noqa: F401
     import socket  # noqa: F401
     import subprocess  # noqa: F401

@@ -271,7 +271,9 @@ class ReadableMap:
         self._may_shrink = may_shrink
         self._descriptor = descriptor
         if descriptor is not None:
-            weakref.finalize(self, os.close, descriptor)
+            # At the exit, Python calls finalizers before this package closes the open stores. The
+            # close of a store still reads the store's files.
+            weakref.finalize(self, os.close, descriptor).atexit = False
         self._tell = note
         self._unreadable: tuple[Unreadable, ...] = ()
         self._lost = lost()

@@ -44,7 +44,8 @@ class _File:
         # Open the file again instead of duplicating the store's descriptor: a duplicate would share
         # the lock of the store's descriptor.
         self._reader = os.open(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._reader)
+        # Not at the exit: the finalizers run before the exit closes the open stores.
+        weakref.finalize(self, os.close, self._reader).atexit = False
         status = os.fstat(self._reader)
         self.identity = status.st_dev, status.st_ino
         self.durable = self.live = durable

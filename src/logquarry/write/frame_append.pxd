@@ -56,6 +56,10 @@ cdef extern from *:
         PyObject *made = PyType_GenericAlloc((PyTypeObject *)type, 11);
         int i;
         if (made == NULL) return NULL;
+    #if PY_VERSION_HEX >= 0x030E0000
+        /* Since Python 3.14, a tuple stores its hash; -1 means that it is not computed yet. */
+        ((PyTupleObject *)made)->ob_hash = -1;
+    #endif
         for (i = 0; i < 11; i++)
             PyTuple_SET_ITEM(made, i, Py_NewRef(fields[i]));
         return made;

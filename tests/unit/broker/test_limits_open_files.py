@@ -40,6 +40,9 @@ def test_new_queues_are_refused_before_all_files_are_open(
         await arrived(client, "t0", 2)
         message = messages_of(await client.pull("t0"))[0]
         fields = {"group": "g", "offset": message.physical_offset, "delayLevel": 0}
+        # With Python 3.13 or newer, an open queue has fewer files than the limit counts for a new
+        # queue, so there is room again.
+        limit = limits._open_files()
         back = await client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields)
         assert back.code == ResponseCode.NO_PERMISSION
         monkeypatch.setattr(limits, "file_limit", lambda: 1 << 20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -170,6 +171,10 @@ def test_eight_writers_and_a_reader_for_two_million_messages(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.skipif(
+    sys.version_info[:2] == (3, 14),
+    reason="in Python 3.14, an interrupt can leave a lock taken (python/cpython#148874)",
+)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("waits", [False, True])
 def test_interrupted_puts(waits: bool, tmp_path: Path) -> None:
@@ -191,19 +196,26 @@ def test_interrupted_puts(waits: bool, tmp_path: Path) -> None:
         mapped_file_size_consume_queue=20_000,
         max_index_num=10 if waits else 5_000,
     )
+
+    # In a function: if a signal arrives while Python jumps back to the start of a loop, Python can
+    # skip the except clauses of the loop's own function (python/cpython#130279).
+    def put_until_interrupted() -> None:
+        nonlocal acked
+        while True:
+            store.put(lq.Message("t", bytes(40), keys="k"))
+            acked += 1
+            if waits:
+                store.wait_dispatched(timeout=0.002)
+                if acked % 5 == 0:
+                    store.flush()
+
     try:
         while interrupted < 80:
             try:
                 # A second signal follows: Hypothesis has a callback in the garbage collector, which
                 # swallows signals.
                 signal.setitimer(signal.ITIMER_VIRTUAL, rng.uniform(0.0003, 0.003), 0.1)
-                while True:
-                    store.put(lq.Message("t", bytes(40), keys="k"))
-                    acked += 1
-                    if waits:
-                        store.wait_dispatched(timeout=0.002)
-                        if acked % 5 == 0:
-                            store.flush()
+                put_until_interrupted()
             except InterruptedHere:
                 interrupted += 1
     finally:
