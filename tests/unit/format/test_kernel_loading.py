@@ -67,12 +67,12 @@ def test_a_file_of_the_cache_that_cannot_be_used_is_replaced(
 ) -> None:
     assert tripled()(2) == 6
     (path,) = folder.rglob(f"*triple*.{suffix}")
-    good = path.read_bytes()
+    start = path.read_bytes()[:2]
     path.unlink()
     # None: another user's file cannot be read; here, a link to itself stands for it.
     path.symlink_to(path.name) if content is None else path.write_bytes(content)
     assert tripled()(2) == 6
-    assert len(path.read_bytes()) == len(good)
+    assert path.read_bytes()[:2] == start
     again = tripled()
     assert again(2) == 6 and again.stats.cache_hits
 
