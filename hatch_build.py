@@ -144,8 +144,9 @@ def _compile(c_file: Path) -> Path:
     made = c_file.with_suffix(".so")
     shared, own, flags, pic = sysconfig.get_config_vars("LDSHARED", "CC", "CFLAGS", "CCSHARED")
     # As in setuptools, the environment variable CC replaces the compiler that compiled Python.
-    if (chosen := os.environ.get("CC")) and own and shared.startswith(own):
-        shared = chosen + shared.removeprefix(own)
+    if chosen := os.environ.get("CC"):
+        replaced = own if own and shared.startswith(own) else shared.partition(" ")[0]
+        shared = chosen + shared.removeprefix(replaced)
     command = [
         *shlex.split(f"{shared} {flags} {pic or ''}"),
         *("-O2", "-g0", "-fno-strict-aliasing", "-I", sysconfig.get_path("include")),

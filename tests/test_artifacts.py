@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -80,9 +81,13 @@ def test_a_switch_makes_the_wheel_pure(monkeypatch: pytest.MonkeyPatch) -> None:
         assert bool(data["force_include"]) != pure
 
 
+@pytest.mark.parametrize("own", ["gcc -pthread", "other"])
 def test_the_variable_cc_names_the_compiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str
 ) -> None:
+    # Distributors change CC, and leave LDSHARED as it was.
+    monkeypatch.setitem(sysconfig.get_config_vars(), "LDSHARED", "gcc -pthread -shared")
+    monkeypatch.setitem(sysconfig.get_config_vars(), "CC", own)
     compiler = tmp_path / "compiler"
     compiler.write_text('#!/bin/sh\necho "error: $*" >&2\nexit 1\n')
     compiler.chmod(0o755)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from logquarry import text
-from logquarry.cli.output import FULL, UNWRITABLE, Output
+from logquarry.cli.output import FULL, Output
 from logquarry.errors import LogquarryError, MissingExtra
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _spark_trouble() -> Iterator[None]:
         from logquarry.spark.jobs import root_cause
 
         cause = root_cause(error)
-        if (found := _OS_ERROR.match(cause)) and (number := int(found[1])) in FULL + UNWRITABLE:
+        if (found := _OS_ERROR.match(cause)) and (number := int(found[1])) in FULL:
             # This error gives the command the right exit code (output.writing_to).
             raise OSError(number, os.strerror(number)) from error
         if hint := _missing_account():

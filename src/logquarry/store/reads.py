@@ -50,7 +50,8 @@ def _importing() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreUnavailable(f"{error.filename}: cannot be read: {reason_of(error)}") from error
+        where = error.filename or "a module"
+        raise StoreUnavailable(f"{where}: cannot be read: {reason_of(error)}") from error
 
 
 class QueueOffsets(NamedTuple):

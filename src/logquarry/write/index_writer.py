@@ -28,7 +28,7 @@ from logquarry.format.fields import PAGE_SIZE
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
 from logquarry.log import codec
 from logquarry.log.store_files import INDEX, is_index_name
-from logquarry.paths import exists
+from logquarry.paths import is_folder
 
 _ENTRY_DTYPE: Final = ENTRY.dtype()
 _SLOT_DTYPE: Final = np.dtype(">i4")
@@ -294,10 +294,10 @@ class IndexWriter:
             try:
                 return self._open(self._last_name, exclusive=True)
             except StoreUnavailable as error:
-                # The file also exists if an earlier call created it, but could not map it. If the
-                # file does not exist, another file has the name of the folder.
+                # The file also exists if an earlier call created it, but could not map it. The
+                # error is the same if a file has the name of the folder; no name would be unused.
                 is_taken = isinstance(error.__cause__, FileExistsError)
-                if not is_taken or not exists(self.folder / self._last_name):
+                if not is_taken or not is_folder(self.folder):
                     raise
 
     def _open(self, name: str, *, exclusive: bool = False) -> MappedFile:

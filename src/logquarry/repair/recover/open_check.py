@@ -390,7 +390,7 @@ def check_before_lock(root: Path, config: StoreConfig, accept_loss: int | None) 
             return
         except NeedsRecovery:
             plan = plan_safe(root, config)
-    require_consent(plan.root, plan.loss, accept_loss)
+    require_consent(plan.root, plan.loss, accept_loss, plan.mode)
 
 
 def _is_store(root: Path) -> bool:

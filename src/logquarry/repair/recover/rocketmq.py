@@ -12,6 +12,7 @@ import dataclasses
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
@@ -21,7 +22,7 @@ from logquarry.arguments import Clock, now_ms
 from logquarry.config import DIALECTS, StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.disk.page_file import CheckpointFile, DurableFile
-from logquarry.errors import StoreUnavailable, reason_of
+from logquarry.errors import StoreError, StoreUnavailable, reason_of
 from logquarry.format import checkpoint, index, java
 from logquarry.format.checkpoint import Checkpoint, Offsets
 from logquarry.format.queue_entry import UNIT_SIZE
@@ -316,10 +317,15 @@ class _Recovery:
         stop = min(self._indexed_from, start + self._log.file_size)
         if not self.config.message_index_enable or layout.index_files or start >= stop:
             return False
-        found = LogReader(layout, bound=stop, check_crc=False).events(start, stop)
-        runs = (event for event in found if isinstance(event, Run))
         levels = layout.delay_levels_ms
-        return any(dispatch_requests(run.window, run.rows, levels).has_key.any() for run in runs)
+        # If the log cannot be read there, only the warning is left out: this recovery need not read
+        # these messages.
+        with suppress(StoreError):
+            found = LogReader(layout, bound=stop, check_crc=False).events(start, stop)
+            runs = (event for event in found if isinstance(event, Run))
+            each = (dispatch_requests(run.window, run.rows, levels) for run in runs)
+            return any(requests.has_key.any() for requests in each)
+        return False
 
     def _new_offsets(self) -> Offsets:
         log, last = self._log, self._dispatch.physical_offset

@@ -134,8 +134,9 @@ def test_a_large_loss_needs_consent(
     assert plan.refused is not None
     with pytest.raises(lq.errors.StoreUnavailable, match="accept"):
         lq.recover(store, mode=mode, config=config(), apply=True)
-    with pytest.raises(lq.errors.StoreUnavailable, match="accept"):
+    with pytest.raises(lq.errors.StoreUnavailable, match="accept") as refused:
         lq.MessageStore.open(store, mode="rw", config=config(recovery=mode))
+    assert ("--mode rocketmq" in str(refused.value)) is ("--mode rocketmq" in plan.refused)
     assert state(store) == before
     if harm in (empty_folder, missing_folder):
         assert "is a disk not mounted?" in plan.refused and f"({COUNT} messages)" in plan.refused

@@ -8,14 +8,16 @@ import shutil
 import struct
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 import logquarry as lq
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import StoreNotFound, StoreUnavailable
 from logquarry.log.readable import probed_by
+from logquarry.repair.recover import rocketmq
 from logquarry.repair.recover.rocketmq import apply_rocketmq, plan_rocketmq, recover_as_rocketmq
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.disk_state import BadBlocks
@@ -439,6 +441,22 @@ def test_entries_after_the_end_of_a_log_that_was_cut(tmp_path: Path) -> None:
         assert store.wait_dispatched(timeout=60)
         found = store.get("orders", 0, 41).messages
         assert [message.body for message in found] == [b"new %d" % n for n in range(5)]
+
+
+def test_a_log_that_cannot_be_read_for_the_warning_of_a_lost_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lq.MessageStore.open(tmp_path, mode="rw", config=CONFIG) as store:
+        store.put(lq.Message("t", b"1", keys="k"))
+    shutil.rmtree(tmp_path / "index")
+    (tmp_path / "index").mkdir()
+
+    reader = mock.Mock()
+    reader.return_value.events.side_effect = StoreNotFound("the log cannot be read")
+    monkeypatch.setattr(rocketmq, "LogReader", reader)
+    plan = lq.recover(tmp_path, mode="rocketmq", config=CONFIG)
+    assert reader.called
+    assert not any("files of the index" in line for line in plan.looked_at)
 
 
 @pytest.mark.parametrize("has_keys", [False, True])
