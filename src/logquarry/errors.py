@@ -34,6 +34,7 @@ queue, and a torn tail.
 from __future__ import annotations
 
 import errno
+import sys
 from typing import Any, Final
 
 LIMITS: Final = {
@@ -56,9 +57,10 @@ _OF_WRITES: Final = _OF_READS | {
     "read-only",
     errno.EIO: "check the disk. The system's log (dmesg) can show the fault",
     errno.EACCES: "use an account that may write there",
-    errno.EPERM: "use an account that may write there. If lsattr shows the attribute i or a, "
-    "remove it with chattr",
+    errno.EPERM: "use an account that may write there",
 }
+_ATTRIBUTES: Final = ". If lsattr shows the attribute i or a, remove it with chattr"
+"""What the user can also do on Linux after EPERM. Other systems lack these commands."""
 
 
 def write_reason(error: OSError) -> str:
@@ -66,6 +68,8 @@ def write_reason(error: OSError) -> str:
     next.
     """
     step = _OF_WRITES.get(error.errno or 0)
+    if step is not None and error.errno == errno.EPERM and sys.platform == "linux":
+        step += _ATTRIBUTES
     reason = error.strerror or str(error)
     return reason if step is None else f"{reason}: {step}"
 

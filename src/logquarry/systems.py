@@ -84,7 +84,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
             with open(descriptor, "rb", closefd=False) as file:
                 return file.read()
         except (MemoryError, OverflowError):
-            raise OSError(errno.EFBIG, "too large to be read", os.fspath(path)) from None
+            raise OSError(errno.ENOMEM, "too large for the memory", os.fspath(path)) from None
 
 
 def folders_below(

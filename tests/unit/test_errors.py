@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import sys
 
 import pytest
 
@@ -48,3 +49,16 @@ def test_errors_of_a_file_system_name_the_next_step(code: int, step: str) -> Non
     error = OSError(code, os.strerror(code))
     assert errors.reason_of(error).endswith(step)
     assert errors.write_reason(error).endswith(step)
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin", "freebsd14", "win32"])
+def test_the_attributes_of_a_file_are_named_on_linux(
+    monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    """Other systems have no lsattr and no chattr."""
+    monkeypatch.setattr(sys, "platform", platform)
+    error = PermissionError(errno.EPERM, "Operation not permitted")
+    reason = errors.write_reason(error)
+    assert reason.startswith("Operation not permitted: use an account that may write there")
+    assert ("lsattr" in reason) is ("chattr" in reason) is (platform == "linux")
+    assert "attr" not in errors.write_reason(PermissionError(errno.EACCES, "Permission denied"))

@@ -7,6 +7,7 @@ one of the two files is readable.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -16,13 +17,13 @@ from typing import Any, Final, NamedTuple
 
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
-from logquarry.errors import LIMITS, StoreNotFound, StoreUnavailable, reason_of
+from logquarry.errors import StoreNotFound, StoreUnavailable, reason_of
 from logquarry.format import broker_json
 from logquarry.log import earlier_writers
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import place_of, read_config
 from logquarry.log.store_files import CONFIG, SETTINGS, quarantine
-from logquarry.paths import exists, is_link
+from logquarry.paths import ABSENT, exists, is_link
 from logquarry.systems import read_file
 
 logger = logging.getLogger(__name__)
@@ -113,11 +114,12 @@ class ConfigFile:
         """Read the file, or ``.bak`` if the file is unreadable. The method changes no file.
 
         Args:
-            skips_unopened: whether to read ``.bak`` also if this process may not open the file.
+            skips_unopened: whether to read ``.bak`` also if this process cannot open the file now.
 
         Raises:
-            StoreNotFound: if this process has no permission for the file, or no free descriptor.
-                The file can be sound, so the first save must not move it to quarantine.
+            StoreNotFound: if this process cannot open the file now. Examples are a missing
+                permission, no free descriptor, and a network file system that does not answer. The
+                file can be sound, so the first save must not move it to quarantine.
         """
         problems: list[str] = []
         self._unreadable.clear()
@@ -172,9 +174,16 @@ class ConfigFile:
             return True
 
 
+_UNREADABLE: Final = ABSENT | {errno.EIO, errno.EISDIR, errno.EINVAL, errno.ENXIO}
+"""The errors that show that a file is missing or no plain file, or that the disk cannot read it.
+``open`` raises ENXIO for a socket.
+"""
+
+
 def _is_unopened(error: BaseException | None) -> bool:
-    is_limit = isinstance(error, OSError) and error.errno in LIMITS
-    return is_limit or isinstance(error, PermissionError)
+    # After any other error, the file can be sound. Examples are a missing permission, a limit of
+    # the process, and a network file system that does not answer.
+    return isinstance(error, OSError) and error.errno not in _UNREADABLE
 
 
 def _broken_links(path: Path) -> list[str]:
@@ -325,7 +334,7 @@ def consumer_offsets(
     layout: StoreLayout, level: int = logging.WARNING
 ) -> dict[tuple[str, str], dict[int, int]]:
     """Read the consumer offsets: (topic, group) -> queue id -> next queue offset; empty if no file
-    is readable. Raises StoreNotFound if this process may not open a file.
+    is readable. Raises StoreNotFound if this process cannot open a file now.
 
     If the offsets are in RocksDB, raises UsageError if ``rocksdict`` is missing, and CorruptFile if
     the offsets cannot be read. ``level`` is the log level for an invalid file.
@@ -386,8 +395,8 @@ def require_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
     """Write the settings of a store to its settings file, unless the file already has these
     settings. All file sizes in ``config`` must be known.
 
-    Raises StoreUnavailable if this process may not open the file: the file may have settings that
-    ``config`` lacks.
+    Raises StoreUnavailable if this process cannot open the file now: the file may have settings
+    that ``config`` lacks.
     """
     path, data = root / SETTINGS, earlier_writers.encode(config)
     try:

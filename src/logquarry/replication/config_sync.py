@@ -19,7 +19,14 @@ from typing import Final, NamedTuple
 from logquarry import arguments
 from logquarry.disk.config_file import ConfigTables
 from logquarry.disk.service import Flag
-from logquarry.errors import LogquarryError, ProtocolViolation, StoreError, UsageError
+from logquarry.errors import (
+    LIMITS,
+    LogquarryError,
+    ProtocolViolation,
+    StoreError,
+    StoreNotFound,
+    UsageError,
+)
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader, encode
 from logquarry.protocol.remoting_codes import ResponseCode
 from logquarry.replication.config_server import REQUESTS
@@ -115,6 +122,13 @@ def _answer(
     raise TimeoutError(f"no answer to request {request.code} in {timeout_s:g} s")
 
 
+def _is_passing(error: StoreError) -> bool:
+    """Whether a later copy can succeed, because only the opening of a file failed."""
+    cause = error.__cause__
+    is_limit = isinstance(cause, OSError) and cause.errno in LIMITS
+    return is_limit or isinstance(error, StoreNotFound)
+
+
 def sync_config(
     store: StoreWriter,
     host: str,
@@ -132,6 +146,7 @@ def sync_config(
     Raises:
         OSError: if the master's broker is unreachable, does not answer, or ends the connection.
         ProtocolViolation: if the broker sends invalid bytes.
+        StoreNotFound: if a file of the slave's ``config/`` cannot be opened now.
         StoreUnavailable: if the store cannot be written.
         UsageError: if the store is not a slave.
     """
@@ -203,9 +218,11 @@ class ConfigSync(Worker):
             try:
                 self.sync()
             except StoreError as error:
-                self.error = error
-                logger.error("copying of config/ ends: %s", error)
-                return
+                if not _is_passing(error):
+                    self.error = error
+                    logger.error("copying of config/ ends: %s", error)
+                    return
+                logger.warning("%s: config/ was not copied: %s", self.master, error)
             except (OSError, ProtocolViolation) as error:
                 if not self._is_closing:
                     logger.info("%s: config/ was not copied: %s", self.master, error)

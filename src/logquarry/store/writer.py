@@ -284,22 +284,22 @@ class BaseWriter(LiveStore):
         self._engine.listeners.remove(arguments.function(listener, "listener"))
 
     def retain(self, rules: RetentionRules, *, apply: bool = False) -> RetentionPlan:
-        """Plan which expired files to delete.
+        """Plan which expired files to delete; with ``apply``, also delete them.
 
-        With ``apply``, also delete them. See docs/retention.md. A log file is deleted only if it is
-        synced and dispatched. Other processes may read the store during the call. For a store that
-        no process has open, use :func:`logquarry.retain`.
+        A log file is deleted only if it is synced and dispatched. Other processes may read the
+        store meanwhile. For a store that no process has open, use :func:`logquarry.retain`.
 
         Raises:
-            StoreUnavailable: if the store is closed, or if the store accepts no writes and
-                ``apply`` is given.
+            StoreNotFound: without ``apply``, if the groups' offsets cannot be read.
+            StoreUnavailable: if the store is closed, or, with ``apply``, accepts no writes.
         """
         self._require_open()
         # Readers also import this module, but do not need the retention rules.
         from logquarry.store.retention.rules import require_rules
 
-        rules, retention = require_rules(rules), self._engine.retention
-        return retention.run(rules) if arguments.flag(apply, "apply") else retention.plan(rules)
+        rules, apply = require_rules(rules), arguments.flag(apply, "apply")
+        retention = self._engine.retention
+        return retention.run(rules, lists_unread=True) if apply else retention.plan(rules)
 
     def start_delivery(self) -> None:
         """Deliver delayed messages from now on, as a broker does, until the store is closed.

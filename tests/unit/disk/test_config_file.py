@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import logquarry as lq
+from logquarry import systems
 from logquarry.disk.config_file import (
     CONSUMER_OFFSETS,
     DELAY_OFFSETS,
@@ -44,6 +48,15 @@ def test_what_was_saved_is_loaded_and_the_one_before_is_kept(tmp_path: Path) -> 
     ]
 
 
+def circle(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def listening(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path.name)
+
+
 @pytest.mark.parametrize("harm", [b"", b"{", b"[]", b"\xff\xfe", b'{"offsetTable":{1:"x"}}'])
 def test_bak_serves_where_the_file_cannot_be_read(tmp_path: Path, harm: bytes) -> None:
     first = config_file(Disk(), tmp_path)
@@ -62,7 +75,10 @@ def test_bak_serves_where_the_file_cannot_be_read(tmp_path: Path, harm: bytes) -
     assert (quarantine(tmp_path, CONFIG) / file.path.name).read_bytes() == harm
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ENOMEM])
+NETWORK = [errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EAGAIN]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ENOMEM, *NETWORK])
 def test_a_file_that_this_process_may_not_open_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -93,7 +109,39 @@ def test_a_file_that_this_process_may_not_open_stays(
         assert writer.consumer_offsets.of("orders", "g")[0] == 3
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE])
+def test_a_file_that_does_not_fit_into_memory_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = config_file(Disk(), tmp_path)
+    file.save({1: 2})
+    with monkeypatch.context() as patched:
+        patched.setattr(systems, "open", Mock(side_effect=MemoryError), raising=False)
+        match = f"{file.path}: cannot be read: .*: free memory"
+        with pytest.raises(StoreNotFound, match=match):
+            config_file(Disk(), tmp_path).load()
+    assert config_file(Disk(), tmp_path).load().value == {1: 2}
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, circle, listening])
+def test_bak_serves_where_the_file_is_no_plain_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object]
+) -> None:
+    first = config_file(Disk(), tmp_path)
+    first.save({1: 2})
+    first.save({1: 3})
+    first.path.unlink()
+    # The path of a socket must be short.
+    monkeypatch.chdir(first.path.parent)
+    make(Path(first.path.name))
+    file = config_file(Disk(), tmp_path)
+    assert file.load().path == file.backup
+    file.save({1: 4})
+    assert config_file(Disk(), tmp_path).load().value == {1: 4}
+    # A link to itself has no content to keep.
+    assert make is circle or (quarantine(tmp_path, CONFIG) / file.path.name).exists()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, *NETWORK])
 def test_settings_that_this_process_may_not_open_stay(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -77,6 +77,22 @@ def test_a_file_of_the_cache_that_cannot_be_used_is_replaced(
     assert again(2) == 6 and again.stats.cache_hits
 
 
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EMFILE, "no descriptor")])
+def test_a_sound_cache_stays_if_a_limit_is_reached(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    assert tripled()(2) == 6
+    before = {path: path.stat() for path in folder.rglob("*triple*")}
+    with monkeypatch.context() as patched:
+        patched.setattr(caching.IndexDataCacheFile, "_load_index", Mock(side_effect=error))
+        once = tripled()
+        assert once(2) == 6
+    assert once(2.5) == 7.5
+    assert {path: path.stat() for path in folder.rglob("*triple*")} == before
+    again = tripled()
+    assert again(2) == 6 and again.stats.cache_hits
+
+
 def test_a_kernel_needs_no_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with monkeypatch.context() as patched:

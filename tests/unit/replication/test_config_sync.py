@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -212,6 +215,33 @@ def test_again_and_again(master: Path, slave: lq.StoreWriter) -> None:
             with ConfigServer(master, port=port):
                 eventually(lambda: sync.status().trouble == "")
             assert sync.status().master == f"127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "number"),
+    [("", errno.EMFILE), ("", errno.ESTALE), ("", errno.EACCES), (".new", errno.EMFILE)],
+)
+def test_it_tries_again_if_a_file_cannot_be_opened_now(
+    master: Path, slave: lq.StoreWriter, monkeypatch: pytest.MonkeyPatch, suffix: str, number: int
+) -> None:
+    path = Path(slave.root) / "config" / "topics.json"
+    write(Path(slave.root), path.name, versioned("topicConfigTable", 1, other={}))
+    system = os.open
+
+    def refuse(at: Any, *more: Any, **options: Any) -> int:
+        if str(at) == f"{path}{suffix}":
+            raise OSError(number, os.strerror(number), at)
+        return system(at, *more, **options)
+
+    options = ConfigSyncOptions(interval=0.01, timeout=PATIENCE_SECONDS)
+    with ConfigServer(master) as server, monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        with ConfigSync(slave, server.host, server.port, options=options) as sync:
+            eventually(lambda: os.strerror(number) in sync.status().trouble)
+            patched.undo()
+            eventually(lambda: sync.status().times > 0 or sync.status().has_ended)
+            assert not sync.status().has_ended
+    assert path.read_bytes() == (master / "config" / path.name).read_bytes()
 
 
 def test_a_disk_that_fails_ends_it(master: Path, tmp_path: Path) -> None:

@@ -4,9 +4,8 @@ and hashes, and check UTF-8.
 Numba has no unaligned big-endian load and no memcpy, so this module defines them as intrinsics,
 functions that generate LLVM code. The arguments of these intrinsics are plain memory addresses. An
 intrinsic does not keep the buffer at the address alive, and does not check its bounds. So callers
-must hold a reference to the buffer, and check each index before the call. Numba does not cache a
-kernel that reads a ctypes function from a global variable. Therefore kernels take the address of
-the CRC function as an argument.
+must hold a reference to the buffer, and check each index before the call. Numba caches no kernel
+that reads a ctypes function from a global variable, so the CRC function is an argument of kernels.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from numba import njit, types
 from numba.core import caching, cgutils
 from numba.extending import intrinsic
 
+from logquarry.errors import LIMITS
 from logquarry.format import frame, java, sys_flag
 from logquarry.systems import cache_folder, held
 
@@ -34,8 +34,7 @@ _BYTE = ir.IntType(8)
 def _prepare_cache() -> None:
     """If numba cannot write to the package's folder, set numba's cache folder.
 
-    Numba tries only the package's folder and the home directory. If numba can write to neither
-    folder, ``cache=True`` raises "no locator available".
+    Without this setting, numba tries only the package's folder and the home directory.
     """
     if os.environ.get("NUMBA_CACHE_DIR") or os.access(Path(__file__).parent, os.W_OK):
         return
@@ -86,8 +85,10 @@ class _KernelCache(caching.FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)
-        except Exception:
-            return self._call(self.flush)
+        except Exception as error:
+            # If memory or descriptors are used up, the cache can be sound, so keep it.
+            is_limit = isinstance(error, MemoryError) or getattr(error, "errno", None) in LIMITS
+            return self.disable() if is_limit else self._call(self.flush)
 
     def save_overload(self, sig: Any, data: Any) -> None:
         self._call(super().save_overload, sig, data)
@@ -412,8 +413,7 @@ def hash_bytes(address: int, length: int) -> np.uint64:
         value ^= value >> np.uint64(29)
         i += 8
     if i < length and length >= 8:
-        # The last word may overlap the previous word. So no loop over the remaining single bytes is
-        # needed.
+        # The last word may overlap the previous word, so no loop over single bytes is needed.
         value = (value ^ load_raw64(address + length - 8)) * np.uint64(1099511628211)
     elif length >= 4:
         first = np.uint64(np.uint32(load_i32(address)))

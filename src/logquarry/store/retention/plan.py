@@ -129,6 +129,8 @@ class RetentionPlan:
         stays_because: why the oldest of the remaining log files is not deleted.
         messages: for each topic, the number of messages that the retention deletes, counted in the
             queues.
+        unread: the messages to delete that a group has not read. It is empty if an open store
+            deleted the files and could not read the groups' offsets.
         refused: the reason why the plan cannot be applied now; None if it can be applied.
     """
 
@@ -180,6 +182,7 @@ def plan_retention(
     log_end: int | None = None,
     held: frozenset[str] = frozenset(),
     always_derived: bool = True,
+    lists_unread: bool = True,
 ) -> RetentionPlan:
     """Plan the retention of a local store.
 
@@ -189,12 +192,14 @@ def plan_retention(
         held: paths of the index files that a writer still uses, so that they must not be deleted.
         always_derived: whether to look for expired files of queues and index even if no log file is
             deleted. An interrupted retention may have left such files.
+        lists_unread: whether the plan lists the unread messages. Without this list, the planner
+            does not read the offsets of consumer groups and delayed messages.
 
     Raises:
         StoreNotFound: if a file cannot be read.
     """
     planner = _Planner(layout, rules, now_ms, safe_end, log_end, held)
-    return planner.plan(always_derived=always_derived)
+    return planner.plan(always_derived=always_derived, lists_unread=lists_unread)
 
 
 class _Stays(Exception):
@@ -233,7 +238,7 @@ class _Planner:
         require_package(self.layout)
         return all_queues(self.layout, self._files)
 
-    def plan(self, *, always_derived: bool) -> RetentionPlan:
+    def plan(self, *, always_derived: bool, lists_unread: bool) -> RetentionPlan:
         disk = least_used(log_paths(self._root, self.layout.log_folders))
         log, stays_because = self._expired(disk)
         start = self._log.start
@@ -265,7 +270,7 @@ class _Planner:
             stays_because=stays_because,
             disk=disk,
             messages=messages,
-            unread=self._unread(firsts, start, cut),
+            unread=self._unread(firsts, start, cut) if lists_unread else (),
         )
 
     # -------------------------------------------------------------------------------------- log

@@ -30,7 +30,7 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.name_guard import NameGuard
 from logquarry.disk.page_file import record_start
 from logquarry.disk.service import Service
-from logquarry.errors import CorruptFile, StoreError, StoreUnavailable
+from logquarry.errors import CorruptFile, StoreError, StoreNotFound, StoreUnavailable
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_store
 from logquarry.log.store_files import DURABLE, INDEX, REDO_LOG, STATE_TABLE
@@ -82,10 +82,14 @@ class LiveRetention:
         self._derived_at = -1
         self.removed: Callable[[], None] = lambda: None
 
-    def plan(self, rules: RetentionRules, *, always_derived: bool = True) -> RetentionPlan:
-        """Plan which files to delete now.
+    def plan(
+        self, rules: RetentionRules, *, always_derived: bool = True, lists_unread: bool = True
+    ) -> RetentionPlan:
+        """Plan which files to delete now (:func:`plan_retention`).
 
-        Raises CorruptFile if the intent of an unfinished load is unreadable.
+        Raises:
+            CorruptFile: if the intent of an unfinished load is unreadable.
+            StoreNotFound: if a file cannot be read.
         """
         safe_end = min(self.log.flushed_offset, self.log.max_offset, self.dispatched())
         intent = Ledger(self.disk, self.root).intent()
@@ -104,14 +108,31 @@ class LiveRetention:
             log_end=self.log.max_offset,
             held=frozenset(f"{INDEX}/{name}" for name in held),
             always_derived=always_derived,
+            lists_unread=lists_unread,
         )
 
-    def run(self, rules: RetentionRules, *, pause_s: float = 0.0) -> RetentionPlan:
+    def _plan_to_apply(self, rules: RetentionRules, *, lists_unread: bool) -> RetentionPlan:
+        # Like RocketMQ, check queues and index only if the log's start has changed since the last
+        # check.
+        always_derived = self.log.min_offset != self._derived_at
+        if lists_unread:
+            try:
+                return self.plan(rules, always_derived=always_derived)
+            except StoreNotFound as error:
+                # The offsets of the groups do not determine which files are deleted. So delete
+                # files also if the offsets cannot be read. Otherwise the disk would fill up.
+                logger.warning("%s; the plan lists no unread messages", error)
+        return self.plan(rules, always_derived=always_derived, lists_unread=False)
+
+    def run(
+        self, rules: RetentionRules, *, pause_s: float = 0.0, lists_unread: bool = False
+    ) -> RetentionPlan:
         """Delete the expired files; return the plan that was applied.
 
         Args:
             pause_s: seconds to wait between the deletions of two log files, so that the disk can do
                 other work.
+            lists_unread: whether the plan lists the unread messages, if they can be read.
 
         Raises:
             StoreUnavailable: if the store accepts no writes or was closed, or if the disk fails.
@@ -120,9 +141,7 @@ class LiveRetention:
         with self._working:
             self.disk.health.require_writable()
             self._require_open()
-            # Like RocketMQ, check queues and index only if the log's start has changed since the
-            # last check.
-            plan = self.plan(rules, always_derived=self.log.min_offset != self._derived_at)
+            plan = self._plan_to_apply(rules, lists_unread=lists_unread)
             if plan.log:
                 self.begin_at(plan.new_min_offset)
             try:

@@ -80,8 +80,7 @@ def unread(
         start: the log's start before the retention.
         cut: the log's start after the retention.
     """
-    # Log unreadable files only at debug level, because a running store calls this function every
-    # ten seconds.
+    # Log invalid files only at debug level, because a program can call this function often.
     consumed = consumer_offsets(layout, logging.DEBUG)
     levels = delay_offsets(layout, logging.DEBUG) or {}
     ends = {

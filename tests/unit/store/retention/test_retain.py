@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -291,6 +292,42 @@ def test_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         clock.advance(3_600_000)
         service.run_once()
         assert store.min_offset == 6 * FILE
+
+
+def test_a_running_store_deletes_files_without_the_offsets_of_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise the disk would fill up."""
+    hour = datetime.fromtimestamp(END / 1_000, UTC).astimezone().hour
+    settings: dict[str, Any] = {"file_reserved_time": 0, "delete_when": f"{hour:02d}"}
+    settings |= {"clean_expired_files": True, "clean_resource_interval": 3_600_000}
+    settings |= {"delete_commit_log_files_interval": 0, "delete_files_batch_max": 3}
+    root, clock = tmp_path / "store", FakeClock(NOW)
+    path, opened = root / "config/consumerOffset.json", os.open
+
+    def refuse(at: Any, *more: Any, **options: Any) -> int:
+        if str(at) == str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), at)
+        return opened(at, *more, **options)
+
+    with live(root, clock, **settings) as store:
+        put_all(store, clock)
+        store.flush()
+        path.write_text('{"offsetTable": {"t@g": {"0": 3}}}')
+        service = service_of(store)
+        assert service is not None
+        monkeypatch.setattr(os, "open", refuse)
+        assert service.run_once()
+        assert store.min_offset == 3 * FILE and str(path) not in caplog.text
+        rules = lq.RetentionRules(keep_bytes=0, most_files=2)
+        # A program can depend on the plan's list.
+        with pytest.raises(StoreNotFound, match=f"{path}: cannot be read"):
+            store.retain(rules)
+        plan = store.retain(rules, apply=True)
+        assert (store.min_offset, plan.unread) == (5 * FILE, ())
+        assert f"{path}: cannot be read: Permission denied; the plan lists no" in caplog.text
+        monkeypatch.undo()
+        assert {one.group for one in store.retain(rules, apply=True).unread} == {"g"}
 
 
 def test_an_hour_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
