@@ -128,14 +128,11 @@ def client_tls(
 def _tls(
     purpose: ssl.Purpose, certificate: str | None, key: str | None, authority: str | None
 ) -> ssl.SSLContext:
-    for file, option in ((certificate, "cert"), (key, "key"), (authority, "ca")):
-        options.require_readable(file, f"--tls-{option}")
-    try:
+    files = {"--tls-cert": certificate, "--tls-key": key, "--tls-ca": authority}
+    with options.reading_tls(files):
         context = ssl.create_default_context(purpose, cafile=authority)
         if certificate is not None:
             context.load_cert_chain(certificate, key)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"TLS: {error}") from error
     return context
 
 
