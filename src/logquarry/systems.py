@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final
 
-from logquarry.errors import StoreNotFound, StoreUnavailable
+from logquarry.errors import LIMITS, StoreUnavailable
 
 fcntl: ModuleType | None
 try:
@@ -216,7 +216,7 @@ def is_locked(path: str | os.PathLike[str]) -> bool:
     """Return whether a process holds RocketMQ's lock on a file, or has marked the file's folder.
 
     The mark (:class:`FolderMark`) shows an open store even if its lock file was deleted. Raises
-    StoreNotFound if the user may not read the file.
+    OSError if the answer is unknown, because this process may not open the file or the folder.
     """
     with lock_file(path) as is_ours:
         return is_ours or _is_locked_elsewhere(path) or is_marked(os.path.dirname(path))  # noqa: PTH120
@@ -262,18 +262,26 @@ class FolderMark:
 
 
 def is_marked(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a process of this machine has marked a folder (:class:`FolderMark`)."""
-    if getattr(fcntl, "F_OFD_GETLK", None) is None:
-        return False
-    with suppress(OSError), opened(folder or ".", os.O_RDONLY | os.O_DIRECTORY) as descriptor:
-        return _is_locked_for(descriptor)
-    return False
+    """Return whether a process of this machine has marked a folder; raises as `is_locked`."""
+    found = False
+    if getattr(fcntl, "F_OFD_GETLK", None) is not None:
+        with _permitted(), opened(folder or ".", os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+            found = _is_locked_for(descriptor)
+    return found
+
+
+@contextmanager
+def _permitted() -> Iterator[None]:
+    """Suppress an OSError, except that of a permission or limit: it shows nothing about a lock."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, PermissionError) or error.errno in LIMITS:
+            raise
 
 
 def _is_locked_for(descriptor: int) -> bool:
-    """Return whether another descriptor holds a shared or exclusive lock on the same file or
-    folder.
-    """
+    """Return whether another descriptor holds any lock on the same file or folder."""
     assert fcntl is not None
     command = getattr(fcntl, "F_OFD_GETLK", getattr(fcntl, "F_GETLK", None))
     if command is None:
@@ -291,9 +299,7 @@ def folder_holders(folder: Path) -> list[int]:
 
 
 def lock_holders(descriptor: int) -> list[int]:
-    """Return the ids of the processes that hold a lock on a file, as /proc reports them. If a
-    descriptor holds a lock, its file /proc/PID/fdinfo/FD has a line ``lock: ...``.
-    """
+    """Return the ids of the processes that hold a lock on a file, as /proc reports them."""
     wanted = os.fstat(descriptor)
     found = []
     for process in _PROC.glob("[0-9]*"):
@@ -304,6 +310,7 @@ def lock_holders(descriptor: int) -> list[int]:
 
 
 def _is_locked_by(process: Path, name: str, wanted: os.stat_result) -> bool:
+    # If a descriptor holds a lock, its file /proc/PID/fdinfo/FD has a line ``lock: ...``.
     try:
         is_same = os.path.samestat((process / "fd" / name).stat(), wanted)
         return is_same and "lock:" in (process / "fdinfo" / name).read_text()
@@ -313,10 +320,7 @@ def _is_locked_by(process: Path, name: str, wanted: os.stat_result) -> bool:
 
 
 def _is_locked_elsewhere(path: str | os.PathLike[str]) -> bool:
-    if os.path.exists(path) and not os.access(path, os.R_OK):  # noqa: PTH110
-        denied = PermissionError(errno.EACCES, "Permission denied")
-        raise StoreNotFound(f"{os.fspath(path)}: cannot be read: {denied.strerror}") from denied
-    with suppress(OSError), opened(path, READ_ONLY) as descriptor:
+    with _permitted(), opened(path, READ_ONLY) as descriptor:
         if fcntl is not None:
             return _is_locked_for(descriptor)
         try:
@@ -380,17 +384,13 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
         for folder in cache_folders(environ):
             with suppress(OSError):
                 folder.mkdir(parents=True, exist_ok=True)
-                if _is_writable(folder):
+                if os.access(folder, os.W_OK | os.X_OK):
                     return folder
     except OSError as error:
         reason = error
     raise PermissionError(
         errno.EACCES, "no folder for caches can be written: set LOGQUARRY_CACHE_DIR"
     ) from reason
-
-
-def _is_writable(folder: Path) -> bool:
-    return os.access(folder, os.W_OK | os.X_OK)
 
 
 def _temporary_folder() -> Path:
@@ -404,7 +404,7 @@ def _temporary_folder() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
         ours = status.st_uid == os.getuid() and not status.st_mode & 0o022
-        if stat.S_ISDIR(status.st_mode) and ours and _is_writable(folder):
+        if stat.S_ISDIR(status.st_mode) and ours and os.access(folder, os.W_OK | os.X_OK):
             return folder
     except OSError:
         pass

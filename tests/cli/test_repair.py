@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from click.testing import Result
 import logquarry as lq
 from logquarry.cli.output import Output
 from logquarry.cli.repair import _show_rebuild
+from logquarry.disk.disk import Disk
 from logquarry.repair.rebuild.build import FileCount, QueueReport, RebuildReport
 from tests.helpers.command import run
 from tests.helpers.hostile_store import EVIL_TOPIC
@@ -284,3 +286,21 @@ def test_a_broken_link_of_the_queues_ends_with_a_next_step(
     for command in ("verify", "recover", "info"):
         shown = run(command, small_store, code=3)
         assert f"next: do what the error says, then: logquarry {command}" in shown.output
+
+
+@pytest.mark.parametrize("part", [(), ("--queues",)])
+def test_a_folder_that_cannot_be_renamed_ends_with_the_next_step(
+    small_store: Path, monkeypatch: pytest.MonkeyPatch, part: tuple[str, ...]
+) -> None:
+    before = Disk.rename
+
+    def refuse(disk: Disk, path: Path, to: Path) -> None:
+        if path == small_store / "consumequeue":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        before(disk, path, to)
+
+    monkeypatch.setattr(Disk, "rename", refuse)
+    shown = run("rebuild", small_store, "--in-place", "--apply", *part, code=4)
+    assert "consumequeue: it cannot be renamed (Device or resource busy)" in shown.stderr
+    typed = " ".join(["logquarry rebuild", str(small_store), *part, "--into DIR"])
+    assert shown.stderr.splitlines()[-1] == f"next: {typed}"

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -21,13 +22,14 @@ import pytest
 import logquarry as lq
 from logquarry import replication
 from logquarry.cli.output import Output
-from logquarry.cli.replication import _lines
+from logquarry.cli.replication import _lines, client_tls
+from logquarry.errors import UsageError
 from logquarry.format import broker_json
 from logquarry.replication import HaMaster, SlaveStatus
 from tests.cli.test_process import COMMAND
 from tests.helpers.command import run
 from tests.helpers.files import bytes_of
-from tests.helpers.replication import fill, log_bytes, opened
+from tests.helpers.replication import fill, log_bytes, make_certificate, opened
 
 SIZES = {
     "mappedFileSizeCommitLog": 65_536,
@@ -341,3 +343,41 @@ def test_a_master_of_one_slave_serves_it_after_its_answer(tmp_path: Path, config
     with serving(tmp_path / "m", "--max-connections", 1, "--full-history") as address:
         options = ["--into", tmp_path / "s", "--once", "--config", config]
         assert f"up to {end}" in run("replicate", address, *options).stderr
+
+
+@pytest.mark.parametrize("is_valid", [True, False])
+def test_the_key_can_be_a_named_pipe(tmp_path: Path, is_valid: bool) -> None:
+    """A shell makes such a pipe for ``--tls-key <(command)``. Its writer writes only once."""
+    certificate, key = make_certificate(tmp_path)
+    data, pipe = key.read_bytes() if is_valid else b"no key\n", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    results: list[object] = []
+
+    def load() -> None:
+        try:
+            results.append(client_tls(True, None, str(certificate), str(pipe)))
+        except UsageError as error:
+            results.append(str(error))
+
+    loading = threading.Thread(target=load, daemon=True)
+    loading.start()
+    with pipe.open("wb") as writer:
+        writer.write(data)
+    loading.join(20)
+    (result,) = results
+    assert isinstance(result, ssl.SSLContext) if is_valid else str(result).startswith("TLS: ")
+
+
+@pytest.mark.parametrize("option", ["--tls-cert", "--tls-key", "--tls-ca"])
+@pytest.mark.parametrize("reason", ["No such file or directory", "Is a directory"])
+def test_an_error_about_tls_names_the_unreadable_file(
+    tmp_path: Path, option: str, reason: str
+) -> None:
+    certificate, key = make_certificate(tmp_path)
+    wrong = tmp_path / "wrong"
+    if reason == "Is a directory":
+        wrong.mkdir()
+    files = {"--tls-ca": certificate, "--tls-cert": certificate, "--tls-key": key} | {option: wrong}
+    with pytest.raises(UsageError) as caught:
+        client_tls(True, *map(str, files.values()))
+    assert str(caught.value) == f"{option}: {wrong}: cannot be read: {reason}"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from logquarry.log.layout import StoreLayout
 from tests.fuzz.faulty_stores import FaultyStore
 from tests.fuzz.templates import Template
 from tests.helpers import operator_faults
@@ -112,18 +113,66 @@ def test_report_of_the_rest(with_bad_block: Callable[[str], Path], tmp_path: Pat
     assert page.is_file()
 
 
-@pytest.mark.parametrize("command", ["info", "verify", "salvage", "recover"])
-def test_an_unreadable_lock_does_not_show_a_closed_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+@pytest.fixture(params=["lock", "."])
+def refuse_lock(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[int], Path]:
+    """Makes a store of which this process may not open the lock, or the folder with the mark."""
     store = operator_faults.make_store(tmp_path / "store")
-    access = os.access
-    monkeypatch.setattr(os, "access", lambda at, mode: at != store / "lock" and access(at, mode))
+    refused, before = store / request.param, os.open
+
+    def refuse_with(number: int) -> Path:
+        def refuse(at: Any, *more: Any, **options: Any) -> int:
+            if str(at) == str(refused):
+                raise OSError(number, os.strerror(number), str(at))
+            return before(at, *more, **options)
+
+        monkeypatch.setattr(os, "open", refuse)
+        return store
+
+    return refuse_with
+
+
+UNREAD = [errno.EACCES, errno.EMFILE]
+
+
+@pytest.mark.parametrize("number", UNREAD)
+@pytest.mark.parametrize("command", ["info", "stats", "messages", "verify"])
+def test_a_reader_takes_a_store_with_an_unreadable_lock_for_open(
+    refuse_lock: Callable[[int], Path], command: str, number: int
+) -> None:
+    store = refuse_lock(number)
     shown = run(command, store)
-    assert (shown.exit_code, shown.stdout) == (3, "")
-    error = shown.stderr
-    assert f"{store / 'lock'}: cannot be read: Permission denied" in error
-    assert "next: become a user who may read the store's files, then: logquarry" in error
+    assert shown.exit_code == 0
+    assert StoreLayout.open(store).is_live()
+    warning = f" cannot be read: {os.strerror(number)}: run the command as the store's owner"
+    assert shown.stderr.count(warning) == (number != errno.EMFILE)
+    if command == "verify":
+        assert "a process may have the store open: " in shown.stdout
+        assert f"cannot be read: {os.strerror(number)}" in shown.stdout
+
+
+@pytest.mark.parametrize("number", UNREAD)
+@pytest.mark.parametrize("command", ["salvage", "recover"])
+def test_a_repair_refuses_a_store_with_an_unreadable_lock(
+    refuse_lock: Callable[[int], Path], command: str, number: int
+) -> None:
+    store = refuse_lock(number)
+    before = sorted(store.rglob("*"))
+    shown = run(command, store)
+    assert (shown.exit_code, shown.stdout) == (4, "")
+    step = "raise the process's" if number == errno.EMFILE else "run the command as the store's"
+    assert f"cannot be read: {os.strerror(number)}: {step}" in shown.stderr
+    assert shown.stderr.splitlines()[-1].startswith("next: do what the error says, then: ")
+    assert sorted(store.rglob("*")) == before
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ELOOP, errno.EIO])
+def test_a_missing_or_damaged_lock_does_not_prevent_a_repair(
+    refuse_lock: Callable[[int], Path], number: int
+) -> None:
+    shown = run("salvage", refuse_lock(number))
+    assert shown.exit_code == 0
 
 
 @pytest.mark.parametrize(

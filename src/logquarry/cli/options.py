@@ -8,7 +8,8 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -18,6 +19,7 @@ import click
 from logquarry import text
 from logquarry.cli.output import Output
 from logquarry.errors import UsageError, reason_of
+from logquarry.systems import READ_ONLY, opened
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
@@ -256,16 +258,36 @@ def _escaped(character: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in found)
 
 
-def require_readable(file: str | None, option: str) -> None:
-    """Raise UsageError, which names the file, if the file of an option cannot be read."""
+@contextmanager
+def reading_tls(files: Mapping[str, str | None]) -> Iterator[None]:
+    """Convert an error of ``ssl`` to UsageError, which names a file that cannot be read.
+
+    The files must not be opened before ``ssl`` opens them: a file can be a named pipe, whose writer
+    writes only once.
+
+    Args:
+        files: maps each option to its file, or to None.
+    """
     from logquarry import arguments
 
-    path = arguments.optional(arguments.path, file, option, may_be_long=True)
+    for option, file in files.items():
+        arguments.optional(arguments.path, file, option, may_be_long=True)
     try:
-        if path is not None:
-            Path(path).open("rb").close()
+        yield
+    except (OSError, ValueError) as error:
+        for option, file in files.items():
+            if file is not None:
+                _require_readable(file, option)
+        raise UsageError(f"TLS: {error}") from error
+
+
+def _require_readable(file: str, option: str) -> None:
+    try:
+        # A pipe can have no bytes.
+        with suppress(BlockingIOError), opened(file, READ_ONLY) as descriptor:
+            os.read(descriptor, 1)
     except OSError as error:
-        raise UsageError(f"{option}: {path}: cannot be read: {reason_of(error)}") from error
+        raise UsageError(f"{option}: {file}: cannot be read: {reason_of(error)}") from error
 
 
 def store_config(path: str | None) -> StoreConfig | None:

@@ -236,9 +236,20 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
         is_limit = isinstance(error, OSError) and error.errno == errno.EFBIG
         advice = "raise the limit of a file's size (ulimit -f)" if is_limit else "free some space"
         return line(*typed, before=advice)
+    if store is not None and "--into" not in typed and is_fixed(error):
+        kept = typed if typed[0] == "rebuild" else ("rebuild", store)
+        kept = [word for word in kept if word not in ("--in-place", "--apply")]
+        return line(*kept, "--into", "DIR")
     if isinstance(error, (StoreUnavailable, BrokenLink)):
         return line(*typed, before="do what the error says")
     return None
+
+
+def is_fixed(error: BaseException) -> bool:
+    """Return whether an error means that the system does not rename a folder of the store."""
+    from logquarry.repair.rebuild.in_place import FixedFolder
+
+    return isinstance(error, FixedFolder)
 
 
 class NotShutDownCleanly(StoreUnavailable):

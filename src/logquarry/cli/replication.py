@@ -17,7 +17,7 @@ from logquarry.cli import options, outcome
 from logquarry.cli.output import Output
 from logquarry.errors import ReplicationError, StoreUnavailable, UsageError
 from logquarry.format import java
-from logquarry.systems import Held, is_locked
+from logquarry.systems import Held
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,14 +128,11 @@ def client_tls(
 def _tls(
     purpose: ssl.Purpose, certificate: str | None, key: str | None, authority: str | None
 ) -> ssl.SSLContext:
-    for file, option in ((certificate, "cert"), (key, "key"), (authority, "ca")):
-        options.require_readable(file, f"--tls-{option}")
-    try:
+    files = {"--tls-cert": certificate, "--tls-key": key, "--tls-ca": authority}
+    with options.reading_tls(files):
         context = ssl.create_default_context(purpose, cafile=authority)
         if certificate is not None:
             context.load_cert_chain(certificate, key)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"TLS: {error}") from error
     return context
 
 
@@ -235,7 +232,7 @@ def replicate(
     from logquarry.disk.folders import held_by
     from logquarry.format.broker_json import TOPICS_FILE
     from logquarry.log.location import local_folder
-    from logquarry.log.store_files import CONFIG, LOCK
+    from logquarry.log.store_files import CONFIG, LOCK, is_in_use
     from logquarry.replication import ConfigSync, ConfigSyncOptions, HaSlave, SlaveOptions
     from logquarry.store.store_engine import check_openable
 
@@ -252,7 +249,7 @@ def replicate(
     # after the master has answered, but report problems of the store at once.
     root = local_folder(folder, "only a local store can be written")
     check_openable(root, settings)
-    if is_locked(root / LOCK):
+    if is_in_use(root / LOCK):
         raise StoreUnavailable(f"{root}: {held_by(root)}")
     _await_master(out, host, port, follows, ends=once)
     fetches = ConfigSyncOptions(tls=context, server_name=tls_name)

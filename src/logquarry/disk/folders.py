@@ -27,6 +27,7 @@ from logquarry.log.store_files import (
     LOCK,
     NAME_DIGITS,
     is_offset_name,
+    unread_lock,
 )
 from logquarry.paths import exists, is_file, is_folder
 from logquarry.systems import (
@@ -129,7 +130,8 @@ def held_by(root: Path) -> str:
     """Return a text that says which program holds a store's lock, and what the user can do."""
     with lock_file(root / LOCK) as is_ours:
         if not is_ours:
-            return "the store is open in another program: stop that program first"
+            is_open = "the store is open in another program: stop that program first"
+            return unread_lock(root / LOCK) or is_open
     by = f"this program (process {os.getpid()})"
     return f"{by} has the store open for writing already: use the open store, or close it first"
 
@@ -153,9 +155,9 @@ class StoreLock(OpenFile):
             self._mark = FolderMark()
             # A writer creates its lock file before it marks the folder. A writer may have opened
             # the store since the first check, so check again whether the file exists.
-            if not existed and is_marked(root) and not exists(self.path):
-                raise self._held_by(folder_holders(root), "its lock file was deleted")
             with disk.refusing(self.path):
+                if not existed and is_marked(root) and not exists(self.path):
+                    raise self._held_by(folder_holders(root), "its lock file was deleted")
                 self._descriptor = disk.open(self.path, create=True)
             self._take()
             try:

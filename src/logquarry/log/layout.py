@@ -26,7 +26,6 @@ from logquarry.log.log_names import (
 from logquarry.log.log_place import LogFolders, LogPlace, find_log_folders, find_missing_log
 from logquarry.log.rocksdb import read_config
 from logquarry.log.store_files import FileSequence, StoreFile, StoreFolders
-from logquarry.systems import is_locked
 
 logger = logging.getLogger(__name__)
 
@@ -426,10 +425,10 @@ class StoreLayout:
         return self.filesystem.exists(store_files.ABORT)
 
     def is_live(self) -> bool:
-        """Whether a process holds the store's lock; False for a remote store."""
+        """Whether a process holds or may hold the store's lock; False for a remote store."""
         if not isinstance(self.filesystem, LocalFileSystem):
             return False
-        return is_locked(self.filesystem.local_path(store_files.LOCK))
+        return store_files.is_in_use(self.filesystem.local_path(store_files.LOCK))
 
     def read_checkpoint(self) -> checkpoint.Checkpoint | None:
         """Read the checkpoint; None if missing. Raises ValueError if the file is too short."""

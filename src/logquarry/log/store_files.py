@@ -25,10 +25,11 @@ from operator import attrgetter
 from pathlib import Path
 
 from logquarry.config import StoreConfig
-from logquarry.errors import StoreNotFound
+from logquarry.errors import LIMITS, StoreNotFound, reason_of
 from logquarry.format import batch, java, queue_entry
 from logquarry.log.filesystem import Entry, FileSystem
 from logquarry.log.rocksdb import is_there
+from logquarry.systems import is_locked
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,36 @@ def warn_once(text: str, *, about: str | None = None) -> None:
         logger.warning("%s", text)
 
 
+def is_in_use(lock: Path) -> bool:
+    """Whether a process holds the lock of a store; also True if this process may not read the lock.
+
+    A reader that takes an open store for closed reports the writer's unfinished work as damage.
+    """
+    try:
+        return is_locked(lock)
+    except OSError as error:
+        if error.errno not in LIMITS:
+            warn_once(_unread(lock, error))
+        return True
+
+
+def unread_lock(lock: Path) -> str | None:
+    """Return a text that says why this process may not read the lock of a store; None if it may."""
+    try:
+        is_locked(lock)
+    except OSError as error:
+        return _unread(lock, error)
+    return None
+
+
+def _unread(lock: Path, error: OSError) -> str:
+    step = "" if error.errno in LIMITS else ": run the command as the store's owner"
+    return (
+        f"a process may have the store open: {error.filename or lock} cannot be read: "
+        f"{reason_of(error)}{step}"
+    )
+
+
 COMMIT_LOG = "commitlog"
 CONSUME_QUEUE = "consumequeue"
 BATCH_QUEUE = "batchconsumequeue"
@@ -66,6 +97,7 @@ CONFIG = "config"
 CHECKPOINT = "checkpoint"
 ABORT = "abort"
 LOCK = "lock"
+OPEN = "a process has the store open and may be writing"
 SIDECAR = ".logquarry"
 """Folder for logquarry's own files in a store. RocketMQ ignores this folder."""
 DURABLE = f"{SIDECAR}/durable"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from logquarry import arguments
@@ -21,7 +22,7 @@ from logquarry.log.frames import guided
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE, rereads
 from logquarry.log.splits import STRETCH_BYTES, stretches_ahead
-from logquarry.log.store_files import ABORT, LOCK
+from logquarry.log.store_files import ABORT, LOCK, OPEN, unread_lock
 from logquarry.log.walk import (
     MISSING_FILE,
     BlankSpan,
@@ -411,7 +412,8 @@ class _Verification:
     # ----------------------------------------------------------------------------------- the rest
     def _state(self) -> None:
         if self.live:
-            self.report.add("live", LOCK, 0, "a process has the store open and may be writing")
+            reason = unread_lock(Path(self.layout.root) / LOCK) or OPEN
+            self.report.add("live", LOCK, 0, reason)
         elif self.layout.has_abort:
             self.report.add("abort_file", ABORT, 0, "the store was not shut down cleanly")
         for path in self.layout.ignored:

@@ -64,7 +64,6 @@ _MOST_ENTRIES: Final = 9
 """Maximum number of entries in a queue file whose frames are read to check the file's name."""
 _LIVE_ATTEMPTS: Final = 3
 _REMEDY: Final = "move it out of the store, or correct the link"
-_READABLE: Final = "make it readable, or move it out of the store"
 _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
 
@@ -148,16 +147,11 @@ def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
 
 def _add_unopened(report: VerifyReport, path: str, error: StoreNotFound) -> None:
     cause = error.__cause__
-    if isinstance(cause, OSError) and cause.errno in LIMITS:
-        # This process may open no more files, which shows nothing about the store.
+    is_limit = isinstance(cause, OSError) and cause.errno in LIMITS
+    if is_limit or isinstance(cause, PermissionError):
+        # Permissions and limits of this process show nothing about the store.
         raise error
-    if isinstance(cause, PermissionError):
-        # The error can be about a subfolder.
-        where = str(error).partition(": cannot be read: ")[0]
-        reason = f"{where} cannot be opened: {cause.strerror}: {_READABLE}"
-        report.add("wrong_entry", path, 0, reason)
-    else:
-        report.add(UNREADABLE, path, 0, str(error))
+    report.add(UNREADABLE, path, 0, str(error))
 
 
 def check_config(layout: StoreLayout, report: VerifyReport) -> None:

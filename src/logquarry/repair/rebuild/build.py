@@ -7,19 +7,21 @@ are built, and a later call finishes the renames. :func:`replace_queues` builds 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from logquarry.arguments import Clock, Progress
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import alone_in
-from logquarry.errors import CorruptFile, UsageError
+from logquarry.errors import CorruptFile, StoreNotFound, UsageError
 from logquarry.log.batches import ahead
 from logquarry.log.follow import Followed, Follower, follow_run
 from logquarry.log.layout import StoreLayout
@@ -43,7 +45,7 @@ from logquarry.repair.audit.other_queues import wrong_end
 from logquarry.repair.rebuild.in_place import COMPLETE, bring_out_cut_off, swap
 from logquarry.repair.rebuild.other_queues import BatchFiles, RocksFiles
 from logquarry.repair.rebuild.queue_files import IndexFiles, LeftOut, OldQueues, QueueFiles
-from logquarry.systems import read_file
+from logquarry.systems import folders_below, read_file
 from logquarry.text import document
 from logquarry.write.queue_writer import QueuePart, is_batch, parts_with_copies
 
@@ -313,6 +315,31 @@ def _build(job: BuildJob, progress: Progress | None) -> Built:
         if index is not None:
             index.end()
     return Built(queues) if index is None else Built(queues, index.files, index.keys)
+
+
+def sizes_below(folder: Path) -> list[int]:
+    """Return the sizes of the files below a folder, or of the file with the folder's name."""
+    if is_file(folder):
+        # If a file has the name of the folder, the rebuild moves this file to quarantine too.
+        return [folder.stat().st_size]
+    sizes = []
+    for below, names in folders_below(folder, _raise_unreadable):
+        for name in names:
+            path = below / name
+            try:
+                status = path.stat()
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ELOOP):
+                    # The path is a broken link, or a running broker has just deleted the file.
+                    continue
+                _raise_unreadable(path, error)
+            if stat.S_ISREG(status.st_mode):
+                sizes.append(status.st_size)
+    return sizes
+
+
+def _raise_unreadable(path: Path, error: OSError) -> NoReturn:
+    raise StoreNotFound(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def check_into(root: Path, target: Path, names: Iterable[str]) -> Path:

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import os
 import shutil
-import stat
 from collections.abc import Container, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from logquarry import arguments
 from logquarry.arguments import Clock, Progress, now_ms
@@ -28,7 +25,7 @@ from logquarry.config import StoreConfig, settings_of
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import StoreLock, alone_in
 from logquarry.disk.page_file import DurableFile
-from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
+from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_folder, local_store
 from logquarry.log.open_files import OpenFiles
@@ -41,7 +38,7 @@ from logquarry.log.store_files import (
     NAME_DIGITS,
     REBUILD,
 )
-from logquarry.paths import exists, is_file, is_folder, is_link
+from logquarry.paths import exists, is_folder
 from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.features import BATCH_QUEUES, ROCKSDB_QUEUES, other_queues
@@ -66,13 +63,16 @@ from logquarry.repair.rebuild.build import (
     check_into,
     finish_cut_off,
     made_of,
+    sizes_below,
     write_note,
 )
 from logquarry.repair.rebuild.in_place import (
     COMPLETE,
+    FixedFolder,
     bring_out_cut_off,
     built_folders,
     remove_empty,
+    require_movable,
     swap,
 )
 from logquarry.repair.rebuild.other_queues import (
@@ -92,7 +92,6 @@ from logquarry.repair.recover.store_folders import (
     sync_files,
 )
 from logquarry.repair.recover.wrong_names import check_file_size
-from logquarry.systems import folders_below
 
 
 def rebuild(
@@ -172,17 +171,8 @@ def rebuild(
     if into is None and CONSUME_QUEUE in names and not layout.is_live():
         restored = restored_files(layout, settings, disk or Disk())
         _require_files(layout_with(root, settings, restored | built_folders(root)))
-    linked = [root / name for name in names if is_link(root / name)]
-    if into is None and apply and linked:
-        raise UsageError(
-            f"{linked[0]}: it is a link; build new files in another folder, with --into"
-        )
-    mounted = [root / name for name in names if os.path.ismount(root / name)]
-    if into is None and apply and mounted:
-        raise UsageError(
-            f"{mounted[0]}: it is the root of a mounted disk, so it cannot be renamed; build new "
-            "files in another folder, with --into"
-        )
+    if into is None and apply:
+        require_movable(root, names)
     if into is None and not apply:
         return _report(layout, None, names, is_live=layout.is_live())
     disk = disk or Disk()
@@ -221,7 +211,7 @@ def _report(
 ) -> RebuildReport:
     old = {}
     for name in names:
-        sizes = _sizes_below(Path(layout.root) / name)
+        sizes = sizes_below(Path(layout.root) / name)
         old[name] = FileCount(len(sizes), sum(sizes))
     return RebuildReport(
         store=layout.root,
@@ -232,30 +222,6 @@ def _report(
         old=old,
         log_start=layout.commit_log.start,
     )
-
-
-def _sizes_below(folder: Path) -> list[int]:
-    if is_file(folder):
-        # If a file has the name of the folder, the rebuild moves this file to quarantine too.
-        return [folder.stat().st_size]
-    sizes = []
-    for below, names in folders_below(folder, _raise_unreadable):
-        for name in names:
-            path = below / name
-            try:
-                status = path.stat()
-            except OSError as error:
-                if error.errno in (errno.ENOENT, errno.ELOOP):
-                    # The path is a broken link, or a running broker has just deleted the file.
-                    continue
-                _raise_unreadable(path, error)
-            if stat.S_ISREG(status.st_mode):
-                sizes.append(status.st_size)
-    return sizes
-
-
-def _raise_unreadable(path: Path, error: OSError) -> NoReturn:
-    raise StoreNotFound(f"{path}: cannot be read: {error.strerror}") from error
 
 
 @dataclass(frozen=True)
@@ -302,18 +268,25 @@ class _Rebuild:
             raise
         if is_in_place:
             self._note_end(layout, report)
-        aside, folder = swap(
-            self._build, self.target, self.names, "rebuild", self.clock(), self.disk
-        )
-        if is_in_place and CONSUME_QUEUE in self.names:
-            layout = StoreLayout.open(self.root, self.config)
-            if mend_timer_files(layout, self.disk, self.root, self.clock(), folder):
-                aside = folder
+        try:
+            aside, folder = swap(
+                self._build, self.target, self.names, "rebuild", self.clock(), self.disk
+            )
+        except FixedFolder as error:
+            if is_in_place and CONSUME_QUEUE in error.replaced:
+                self._mend_timers(error.aside)
+            raise
+        if is_in_place and CONSUME_QUEUE in self.names and self._mend_timers(folder):
+            aside = folder
         shutil.rmtree(self._build)
         remove_empty(self._build.parent)
         return dataclasses.replace(
             report, is_applied=True, quarantine=None if aside is None else str(aside)
         )
+
+    def _mend_timers(self, aside: Path) -> bool:
+        layout = StoreLayout.open(self.root, self.config)
+        return mend_timer_files(layout, self.disk, self.root, self.clock(), aside)
 
     def _note_end(self, layout: StoreLayout, report: RebuildReport) -> None:
         """If the log has damage, and RocketMQ has shut down the store cleanly, record the log's end

@@ -32,7 +32,7 @@ from logquarry.log.location import local_folder
 from logquarry.log.log_place import DLEDGER_FOLDER
 from logquarry.log.readable import UNREADABLE, none_lost
 from logquarry.log.rocksdb import tables_in_rocksdb
-from logquarry.log.store_files import COMPACTED, CONFIG, SIDECAR
+from logquarry.log.store_files import COMPACTED, CONFIG, LOCK, OPEN, SIDECAR, unread_lock
 from logquarry.read import features as names
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.features import find_features
@@ -222,7 +222,8 @@ def salvage_store(
     began = time.monotonic()
     bars = bars or (lambda _: nullcontext())
     if layout.is_live():
-        raise StoreUnavailable(f"{layout.root}: a process has the store open and may be writing")
+        reason = unread_lock(Path(layout.root) / LOCK) or OPEN
+        raise StoreUnavailable(f"{layout.root}: {reason}")
     layout = layout.by_content()
     # Do not stop at a file whose inode cannot be read: salvage the other files.
     layout.filesystem.lost_names = {}

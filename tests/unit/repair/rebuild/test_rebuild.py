@@ -17,7 +17,7 @@ from logquarry.disk.folders import StoreLock
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.format import queue_entry
 from logquarry.read.queue import UNIT_DTYPE, Units
-from logquarry.repair.rebuild import queue_files
+from logquarry.repair.rebuild import in_place, queue_files
 from logquarry.repair.rebuild import rebuild as rebuild_module
 from logquarry.repair.rebuild.build import finish_into
 from logquarry.repair.rebuild.queue_files import QueueFiles
@@ -331,32 +331,58 @@ def test_folders_that_cannot_be_meant(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.EBUSY])
-def test_a_folder_that_the_system_does_not_rename(tmp_path: Path, number: int) -> None:
-    """It is a mounted folder, or in a lower layer of an overlay."""
+@pytest.mark.parametrize("name", ["consumequeue", "index"])
+def test_a_folder_that_the_system_does_not_rename(tmp_path: Path, name: str, number: int) -> None:
+    """It is a mount point, or in a lower layer of an overlay."""
 
     class Fixed(Disk):
         def rename(self, path: Path, to: Path) -> None:
-            if path == root / "consumequeue":
+            if path == root / name:
                 raise OSError(number, os.strerror(number))
             super().rename(path, to)
 
     root = small(tmp_path / "store")
     before = message_files(root)
-    with pytest.raises(StoreUnavailable, match=r"consumequeue: it cannot be renamed .*--into DIR"):
-        rebuild(root, apply=True, disk=Fixed())
+    with pytest.raises(StoreUnavailable, match=f"{name}: it cannot be renamed") as caught:
+        rebuild(root, apply=True, disk=Fixed(), clock=lambda: 0)
+    old = root / ".logquarry/quarantine/rebuild-19700101T000000Z"
+    if name == "index":
+        found = f"Replaced: consumequeue (the old files are in {old}). Not replaced: index. Build"
+        assert (old / "consumequeue").is_dir()
+    else:
+        found = "No folder was replaced. Not replaced: consumequeue, index. Build new files in"
+        assert not old.exists()
+    assert found in str(caught.value)
     assert message_files(root) == before
+    # A later opening must not move the build into place.
+    assert not (root / ".logquarry/rebuild").exists()
     rebuild(root, into=tmp_path / "new", disk=Fixed())
 
 
-def test_a_mounted_folder_is_refused_before_the_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["index", ".logquarry", ".logquarry/quarantine"])
+def test_a_mount_point_is_refused_before_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    root = small(tmp_path / "store")
-    before = facts(root)
-    monkeypatch.setattr(os.path, "ismount", lambda path: path == root / "index")
-    with pytest.raises(UsageError, match=r"index: it is the root of a mounted disk.* --into"):
+    root = small(tmp_path / "a store")
+    before, mounts = facts(root), tmp_path / "mountinfo"
+    point = os.fsencode(root / name).replace(b" ", rb"\040")
+    mounts.write_bytes(
+        b"22 27 8:1 / / rw - ext4 /dev/sda rw\n23 22 8:1 /x %s rw - ext4 y rw\n" % point
+    )
+    monkeypatch.setattr(in_place, "_MOUNTS", mounts)
+    with pytest.raises(UsageError, match=f"{name}: it is a mount point.* --into"):
         rebuild(root, apply=True)
     assert facts(root) == before
+    mounts.unlink()
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == root / name)
+    with pytest.raises(UsageError, match=f"{name}: it is a mount point.* --into"):
+        rebuild(root, apply=True)
+
+
+def test_a_subvolume_that_can_be_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = small(tmp_path / "store")
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == root / "index")
+    assert rebuild(root, apply=True).is_applied
 
 
 @pytest.mark.parametrize("call", ["open", "allocate", "write", "fdatasync", "rename"])
