@@ -63,6 +63,14 @@ _ATTRIBUTES: Final = ". If lsattr shows the attribute i or a, remove it with cha
 """What the user can also do on Linux after EPERM. Other systems lack these commands."""
 
 
+def is_at_limit(error: BaseException) -> bool:
+    """Return whether the cause of an error is that the process or the system has no free descriptor
+    or no memory. Such an error shows nothing about the store.
+    """
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in LIMITS
+
+
 def write_reason(error: OSError) -> str:
     """Return why a write, a sync or another change failed, and, if known, what the user can do
     next.

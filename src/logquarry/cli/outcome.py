@@ -77,14 +77,6 @@ def is_full_disk(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in output.FULL
 
 
-def is_at_limit(error: BaseException) -> bool:
-    """Return whether the cause of an error is that the process or the system has no free descriptor
-    or no memory. Such an error shows nothing about the store.
-    """
-    cause = error if isinstance(error, OSError) else error.__cause__
-    return isinstance(cause, OSError) and cause.errno in errors.LIMITS
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that the process lacks memory, for example for a new thread."""
     is_thread = any(words in str(error) for words in _NO_THREAD)
@@ -114,7 +106,7 @@ def _is_unloaded(error: BaseException | None) -> bool:
 
 def exit_code(error: BaseException) -> ExitCode:
     """Return the exit code of a command that ended with this error."""
-    if is_full_disk(error) or is_at_limit(error):
+    if is_full_disk(error) or errors.is_at_limit(error):
         return ExitCode.REFUSED
     return next((code for kind, code in _OF_ERRORS if isinstance(error, kind)), ExitCode.FAULT)
 
@@ -206,7 +198,7 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
     store, config = store_of(ctx), ctx.meta.get("logquarry.config")
     if not typed:
         return None
-    if is_at_limit(error):
+    if errors.is_at_limit(error):
         return line(*typed, before="do what the error says")
     if isinstance(error, CorruptFrame) and typed[0] in _READERS and "--on-damage" not in typed:
         return line(*typed, "--on-damage", "skip")
@@ -236,7 +228,7 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
         is_limit = isinstance(error, OSError) and error.errno == errno.EFBIG
         advice = "raise the limit of a file's size (ulimit -f)" if is_limit else "free some space"
         return line(*typed, before=advice)
-    if store is not None and "--into" not in typed and is_fixed(error):
+    if store is not None and "--into" not in typed and _is_fixed(error):
         kept = typed if typed[0] == "rebuild" else ("rebuild", store)
         kept = [word for word in kept if word not in ("--in-place", "--apply")]
         return line(*kept, "--into", "DIR")
@@ -245,7 +237,7 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
     return None
 
 
-def is_fixed(error: BaseException) -> bool:
+def _is_fixed(error: BaseException) -> bool:
     """Return whether an error means that the system does not rename a folder of the store."""
     from logquarry.repair.rebuild.in_place import FixedFolder
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from logquarry.dialect31.open_transactions import transaction_frames
 from logquarry.dialect31.state_table import TransactionCheck
-from logquarry.errors import LIMITS, CorruptFile, StoreNotFound, UnreadableFile
+from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile, is_at_limit
 from logquarry.format import broker_json, checkpoint, frame, properties, queue_entry
 from logquarry.format.broker_json import CONFIG_TABLES
 from logquarry.format.epochs import EPOCH_FILE, decode_epochs
@@ -146,9 +146,7 @@ def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
 
 
 def _add_unopened(report: VerifyReport, path: str, error: StoreNotFound) -> None:
-    cause = error.__cause__
-    is_limit = isinstance(cause, OSError) and cause.errno in LIMITS
-    if is_limit or isinstance(cause, PermissionError):
+    if is_at_limit(error) or isinstance(error.__cause__, PermissionError):
         # Permissions and limits of this process show nothing about the store.
         raise error
     report.add(UNREADABLE, path, 0, str(error))

@@ -20,12 +20,12 @@ from logquarry import arguments
 from logquarry.disk.config_file import ConfigTables
 from logquarry.disk.service import Flag
 from logquarry.errors import (
-    LIMITS,
     LogquarryError,
     ProtocolViolation,
     StoreError,
     StoreNotFound,
     UsageError,
+    is_at_limit,
 )
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader, encode
 from logquarry.protocol.remoting_codes import ResponseCode
@@ -124,9 +124,7 @@ def _answer(
 
 def _is_passing(error: StoreError) -> bool:
     """Whether a later copy can succeed, because only the opening of a file failed."""
-    cause = error.__cause__
-    is_limit = isinstance(cause, OSError) and cause.errno in LIMITS
-    return is_limit or isinstance(error, StoreNotFound)
+    return is_at_limit(error) or isinstance(error, StoreNotFound)
 
 
 def sync_config(

@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -51,23 +51,24 @@ def require_movable(root: Path, names: Sequence[str]) -> None:
         if is_link(path):
             raise UsageError(f"{path}: it is a link; {other}")
     own = (root / SIDECAR, root / REBUILD, quarantine(root))
+    is_mount_point = _find_mount_points()
     for path in (*(root / name for name in names), *own):
-        if _is_mount_point(path):
+        if is_mount_point(path):
             raise UsageError(
                 f"{path}: it is a mount point, so a rebuild cannot rename folders there; {other}"
             )
 
 
-def _is_mount_point(path: Path) -> bool:
+def _find_mount_points() -> Callable[[Path], bool]:
+    """Return a function that tells whether a path is a mount point."""
     # os.path.ismount does not detect a bind mount of the same file system, for example a volume of
     # a container. For a subvolume of btrfs, which can be renamed, it returns True.
     try:
         lines = _MOUNTS.read_bytes().split(b"\n")
     except OSError:
-        return os.path.ismount(path)
-    wanted = os.path.realpath(os.fsencode(path))
-    points = (line.split(b" ")[4] for line in lines if line)
-    return any(_ESCAPE.sub(_character, point) == wanted for point in points)
+        return os.path.ismount
+    points = {_ESCAPE.sub(_character, line.split(b" ")[4]) for line in lines if line}
+    return lambda path: os.path.realpath(os.fsencode(path)) in points
 
 
 def _character(escape: re.Match[bytes]) -> bytes:

@@ -103,11 +103,11 @@ class Loss:
         """Return the reason why a recovery is refused, as text; None if it is allowed."""
         if not self.needs_consent or (accept_loss is not None and accept_loss >= self.bytes):
             return None
-        typed = "logquarry recover STORE --apply" + " --mode rocketmq" * (mode == "rocketmq")
+        option = " --mode rocketmq" if mode == "rocketmq" else ""
         return (
             f"{self}. Nothing was changed. Bring back the files that have these messages; or "
-            f"accept the loss: `{typed} --accept-loss {self.bytes}`, in "
-            f"Python accept_loss={self.bytes}"
+            f"accept the loss: `logquarry recover STORE --apply{option} --accept-loss "
+            f"{self.bytes}`, in Python accept_loss={self.bytes}"
         )
 
 
